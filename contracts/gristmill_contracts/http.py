@@ -1,0 +1,361 @@
+"""The HTTP messages between our own processes, and their routes. All bodies are msgpack.
+
+Errors everywhere: a `Problem` body with a 4xx or 5xx status.
+
+gateway -> meter (HTTP; headers `Authorization: Bearer <attempt secret>`, `X-Gristmill-Attempt: <n>`;
+another attempt is answered 421 `fenced`):
+    POST /v1/sessions/{uid}/operations             Submit -> Submitted, once INTENT is durable
+    POST /v1/sessions/{uid}/refusals               Refuse -> Submitted: closes a number, runs nothing
+    GET  /v1/sessions/{uid}/operations/{stream}/{number}?wait_s=  -> OperationView (held until terminal)
+    POST /v1/sessions/{uid}/streams                Submit of a Sample with num_samples=1
+                                                   -> length-prefixed msgpack `StreamChunk`s
+    GET  /v1/sessions/{uid}                        -> SessionView
+meter -> worker (HTTP on a unix socket):
+    GET  /v1/status                                -> WorkerStatus
+    PUT  /v1/sessions/{uid}                        OpenSession -> OpenedSession (idempotent)
+    POST /v1/sessions/{uid}/execute                Execute -> Executed
+    POST /v1/sessions/{uid}/stream                 Execute of a Sample -> length-prefixed msgpack:
+                                                   `StreamChunk`s, the last with `final`
+    POST /v1/sessions/{uid}/snapshot               -> Snapshotted
+    DELETE /v1/sessions/{uid}                      -> Empty
+meter -> ledger (HTTP):
+    POST /v1/producers                             RegisterProducer -> ProducerCursor
+    POST /v1/usage/batches                         UsageBatch -> ProducerCursor; gap: 409 with Problem.expected_seq
+    POST /v1/checkpoints                           RegisterCheckpoint -> Checkpoint (idempotent by id)
+    POST /v1/heartbeats                            list[Heartbeat] -> Empty
+gateway, cli, operator -> ledger:
+    GET  /v1/heartbeats?after=&wait_s=             -> HeartbeatPage
+    POST /v1/sessions                              RegisterSession -> Empty (idempotent)
+    PUT  /v1/tenants/{name}                        -> TenantAccount (allocates the 12-digit account id)
+    POST /v1/checkpoint-groups                     CreateGroup -> CheckpointGroup; existing: 409 conflict
+    GET  /v1/checkpoint-groups/{tenant}/{name}     -> CheckpointGroup
+    GET  /v1/checkpoints?tenant=&group=&after=&limit=&order=  -> CheckpointPage
+    GET  /v1/checkpoints/{tenant}/{group}/{version}           -> Checkpoint
+    DELETE same                                    -> Empty (tombstone: facts stay)
+    GET  /v1/usage?...                             JSON: see the ledger's usage module
+    PUT  /v1/price-books/{name}                    PriceBook -> Empty
+"""
+
+from typing import Literal
+
+import msgspec
+
+from gristmill_contracts.ids import CheckpointId, SessionUid, Stream, TenantName
+from gristmill_contracts.operations import Operation, Result
+from gristmill_contracts.usage import Counts, UsageEvent
+
+PROTOCOL_VERSION = 1
+CONTENT_TYPE = "application/msgpack"
+ATTEMPT_HEADER = "X-Gristmill-Attempt"
+
+OperationState = Literal["Pending", "InProgress", "Completed", "Failed", "Skipped", "Refused"]
+TERMINAL_STATES: frozenset[OperationState] = frozenset({"Completed", "Failed", "Skipped", "Refused"})
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """An error on its way between our processes."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    expected_seq: int | None = None
+    last_number: int | None = None
+
+
+class Empty(msgspec.Struct):
+    pass
+
+
+# --- gateway and meter ---------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, kw_only=True):
+    """An operation to accept. Stream `train` needs the client's number; `log` numbers itself.
+
+    body_hash: SHA-256 of the translated request without server-made parts. The same number with the
+    same hash is the same operation; with another it is a conflict that names the last number.
+    """
+
+    stream: Stream
+    number: int | None
+    client_token: str | None
+    body_hash: bytes
+    operation: Operation
+
+
+class Refuse(msgspec.Struct, kw_only=True):
+    """A request that failed validation, whose number must not leave a gap."""
+
+    number: int
+    client_token: str | None
+    message: str
+    breaks_accumulation: bool
+    """True for a refused forward_backward: the optim_step directly behind it is Skipped."""
+
+
+class Submitted(msgspec.Struct, kw_only=True):
+    stream: Stream
+    number: int
+    state: OperationState
+    duplicate: bool = False
+
+
+class OperationView(msgspec.Struct, kw_only=True):
+    """What a poll may return. `result` and `counts` only when Completed and released."""
+
+    stream: Stream
+    number: int
+    kind: str
+    state: OperationState
+    result: Result | None = None
+    counts: Counts | None = None
+    error: Problem | None = None
+
+
+class SessionView(msgspec.Struct, kw_only=True):
+    uid: SessionUid
+    attempt: int
+    last_received_number: int
+    """Highest train number received; 0 = none."""
+    next_number: int
+    """Lowest train number not received yet."""
+    missing_number: int | None
+    missing_since_us: int | None
+    state: Literal["Serving", "Recovering", "Blocked", "Failed", "Draining", "Closed"]
+    error: Problem | None
+    counts: Counts
+    """Settled usage of the session so far, as posted or about to be."""
+    last_activity_us: int
+
+
+class StreamChunk(msgspec.Struct, kw_only=True):
+    """A flush of a token stream: durable in the log before it leaves the meter."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    text: str
+    prompt_tokens: int
+    final: Literal["stop", "length"] | None = None
+    error: Problem | None = None
+    number: int = 0
+    """The operation's number in stream `log`; set by the meter."""
+
+
+# --- meter and worker ----------------------------------------------------------------------------
+
+
+class OpenSession(msgspec.Struct, kw_only=True):
+    """Create the adapter, or restore it from the newest snapshot of `state_dir`."""
+
+    tenant: TenantName
+    rank: int
+    alpha: int
+    seed: int
+    state_dir: str
+    """Folder for this session's snapshots; the worker alone writes there."""
+
+
+class OpenedSession(msgspec.Struct, kw_only=True):
+    """`applied`: how many mutating operations the restored state holds (its Execute.index)."""
+
+    applied: int
+    rank: int
+    alpha: int
+    fingerprint: str
+    boot_id: str
+    checksum: int
+
+
+class Execute(msgspec.Struct, kw_only=True):
+    """Run one operation. `index` counts the session's executed train operations from 1; samples have 0.
+
+    A train operation must carry `applied + 1`. With `replay` the answer is discarded by the caller and
+    saves write nothing; `expected_checksum` is compared after an optim_step or load_state.
+    """
+
+    index: int
+    op_id: str
+    operation: Operation
+    replay: bool = False
+    expected_checksum: int | None = None
+    expected_fingerprint: str | None = None
+
+
+class Executed(msgspec.Struct, kw_only=True):
+    """`error` set: the operation failed, nothing of it stays, and index is consumed all the same."""
+
+    result: Result | None
+    error: Problem | None
+    checksum: int | None
+    """After optim_step and load_state: an integer checksum of weights and moments."""
+    fingerprint: str
+    wall_us: int
+
+
+class Snapshotted(msgspec.Struct, kw_only=True):
+    applied: int
+    size_bytes: int
+
+
+class WorkerStatus(msgspec.Struct, kw_only=True):
+    boot_id: str
+    model: str
+    ready: bool
+    fingerprint: str
+    vocabulary_size: int
+    context_length: int
+    sessions: dict[str, int]
+    """Session uid -> applied."""
+
+
+# --- meter and ledger ----------------------------------------------------------------------------
+
+
+class RegisterProducer(msgspec.Struct, kw_only=True):
+    """One producer per session log. `head_seq`: the highest usage sequence the log holds."""
+
+    producer: str
+    tenant: TenantName
+    session: SessionUid
+    epoch: int
+    """Grows when a new log is begun for the session. A lower one than known is fenced."""
+    attempt: int
+    head_seq: int
+
+
+class ProducerCursor(msgspec.Struct, kw_only=True):
+    producer: str
+    acked_seq: int
+
+
+class UsageBatch(msgspec.Struct, kw_only=True):
+    producer: str
+    epoch: int
+    first_seq: int
+    events: list[UsageEvent]
+
+
+class RegisterCheckpoint(msgspec.Struct, kw_only=True):
+    id: CheckpointId
+    tenant: TenantName
+    session: SessionUid
+    group: str
+    kind: Literal["weights", "state"]
+    path: str
+    model: str
+    rank: int
+    alpha: int
+    size_bytes: int
+    manifest_sha256: str
+    description: str
+    created_us: int
+
+
+class Checkpoint(msgspec.Struct, kw_only=True):
+    """A registered checkpoint. `version` is gapless in (tenant, group), from 1."""
+
+    id: CheckpointId
+    tenant: TenantName
+    session: SessionUid
+    group: str
+    version: int
+    kind: Literal["weights", "state"]
+    path: str
+    model: str
+    rank: int
+    alpha: int
+    size_bytes: int
+    manifest_sha256: str
+    description: str
+    created_us: int
+    deleted: bool = False
+
+
+class CreateGroup(msgspec.Struct, kw_only=True):
+    tenant: TenantName
+    name: str
+    description: str = ""
+
+
+class CheckpointGroup(msgspec.Struct, kw_only=True):
+    tenant: TenantName
+    name: str
+    description: str
+    created_us: int
+
+
+class CheckpointPage(msgspec.Struct, kw_only=True):
+    checkpoints: list[Checkpoint]
+    next_after: str | None
+
+
+class Heartbeat(msgspec.Struct, kw_only=True):
+    """The observed state of one session at its meter. The ledger keeps the newest one of each session."""
+
+    view: SessionView
+    tenant: TenantName
+    acked_seq: int
+    head_seq: int
+    snapshot_applied: int
+    worker_ready: bool
+    at_us: int
+
+
+class HeartbeatPage(msgspec.Struct, kw_only=True):
+    heartbeats: list[Heartbeat]
+    cursor: int
+
+
+class RegisterSession(msgspec.Struct, kw_only=True):
+    uid: SessionUid
+    tenant: TenantName
+    project: str
+    name: str
+    model: str
+    rank: int
+    created_us: int
+
+
+class TenantAccount(msgspec.Struct, kw_only=True):
+    tenant: TenantName
+    account_id: str
+
+
+class Price(msgspec.Struct, kw_only=True):
+    """`model` "*" prices every model without a row of its own."""
+
+    model: str
+    token_type: str
+    micros_per_mtok: int
+
+
+class PriceBook(msgspec.Struct, kw_only=True):
+    name: str
+    currency: str
+    effective_from_us: int
+    prices: list[Price]
+
+
+# --- supervisor or operator, and meter -----------------------------------------------------------
+
+
+class Assignment(msgspec.Struct, kw_only=True):
+    """One session that a meter serves: a JSON file `<uid>.json` in the meter's assignments folder.
+
+    Written (temp, fsync, rename) by whoever runs the pod: the supervisor embedded, the operator through
+    the pod in the cluster. The meter scans the folder; it never talks to the writer.
+    """
+
+    uid: SessionUid
+    tenant: TenantName
+    project: str
+    name: str
+    model: str
+    attempt: int
+    secret: str
+    rank: int
+    alpha: int
+    seed: int
+    checkpoint_group: str
+    desired: Literal["serve", "stop"]
+    """stop: finish what runs, Skip what is queued, ship the log, then report Closed."""

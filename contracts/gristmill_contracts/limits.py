@@ -1,0 +1,83 @@
+"""Every bound, with its unit in its name. Relations between bounds are asserted at the end."""
+
+from typing import Final
+
+# --- requests ------------------------------------------------------------------------------------
+REQUEST_BODY_BYTES_MAX: Final = 32 * 2**20
+"""Largest HTTP body of any public request. The SDK estimates 10 MB a chunk, and JSON runs over."""
+CONTROL_BODY_BYTES_MAX: Final = 1 * 2**20
+DATUMS_PER_OPERATION_MAX: Final = 1024
+DATUM_TOKENS_MAX: Final = 131_072
+OPERATION_TOKENS_MAX: Final = 1_048_576
+CLIENT_TOKEN_CHARS_MAX: Final = 128
+DESCRIPTION_CHARS_MAX: Final = 1024
+SAMPLES_PER_PROMPT_MAX: Final = 1000
+SAMPLE_TOKENS_MAX: Final = 131_072
+STOP_STRINGS_MAX: Final = 64
+STOP_STRING_CHARS_MAX: Final = 256
+TOPK_PROMPT_LOGPROBS_MAX: Final = 20
+CHAT_MESSAGES_MAX: Final = 4096
+SEQUENCE_NUMBER_MAX: Final = 2**53 - 1
+SEED_MAX: Final = 2**63 - 1
+LEARNING_RATE_MAX: Final = 0.01
+BETA_MAX: Final = 0.999999
+EPS_MIN: Final = 1e-16
+EPS_MAX: Final = 0.01
+WEIGHT_DECAY_MAX: Final = 1.0
+GRAD_CLIP_NORM_MAX: Final = 100.0
+LORA_PLUS_RATIO_MIN: Final = 1.0
+LORA_PLUS_RATIO_MAX: Final = 100.0
+TEMPERATURE_MAX: Final = 2.0
+LORA_RANK_MAX: Final = 256
+LORA_ALPHA_MAX: Final = 65_536
+
+# --- sessions ------------------------------------------------------------------------------------
+SESSION_NAME_CHARS_MAX: Final = 63
+OBJECT_NAME_CHARS_MAX: Final = 40
+GAP_TIMEOUT_S: Final = 300.0
+"""How long a session waits for a missing sequence number before it fails. Settable for tests."""
+SEQUENCE_AHEAD_MAX: Final = 1024
+"""How far above the next expected number a submit may lie."""
+QUEUED_OPERATIONS_MAX: Final = 4096
+"""Accepted and unfinished operations of one session; past it 429."""
+QUEUED_BYTES_MAX: Final = 512 * 2**20
+UNCLAIMED_TOKENS_MAX: Final = 4_000_000
+"""Sampled tokens of one session whose result nobody fetched yet; past it 429."""
+CLAIM_TIMEOUT_S: Final = 3600.0
+RESULT_RETENTION_S: Final = 86_400.0
+RESULT_WAIT_S_MAX: Final = 20.0
+"""How long a Get is held. Well below the SDK's read timeout of 60 s."""
+CREATE_WAIT_S_MAX: Final = 25.0
+"""How long a create is held until the session takes operations: the SDK polls only every 10 s."""
+
+# --- meter log -----------------------------------------------------------------------------------
+FRAME_BYTES_MAX: Final = 1 * 2**20
+INLINE_PAYLOAD_BYTES_MAX: Final = 16 * 2**10
+"""Larger payloads and results live in blob files beside the log."""
+SEGMENT_BYTES_MAX: Final = 64 * 2**20
+RESULT_ROOM_BYTES_MIN: Final = 64 * 2**10
+LOG_FREE_BYTES_MIN: Final = 64 * 2**20
+"""New work is refused when the volume has less than this and the reserved room left."""
+SNAPSHOT_REPLAY_S_MAX: Final = 20.0
+"""A snapshot is taken when the operations since the last one took this long to run."""
+SNAPSHOT_PAYLOAD_BYTES_MAX: Final = 256 * 2**20
+STREAM_FLUSH_TOKENS: Final = 8
+"""Tokens in one PROGRESS frame and one flush of a token stream, at most."""
+
+# --- posting -------------------------------------------------------------------------------------
+BATCH_EVENTS_MAX: Final = 500
+HEARTBEAT_S: Final = 2.0
+HEARTBEAT_PAGE_MAX: Final = 1000
+USAGE_PAGE_MAX: Final = 10_000
+
+# --- public lists --------------------------------------------------------------------------------
+LIST_PAGE_MAX: Final = 100
+NEXT_TOKEN_CHARS_MAX: Final = 8192
+
+# --- SigV4 ---------------------------------------------------------------------------------------
+CLOCK_SKEW_S_MAX: Final = 300
+
+if INLINE_PAYLOAD_BYTES_MAX * 2 > FRAME_BYTES_MAX:
+    raise AssertionError("a frame must hold an inline payload and its header")
+if RESULT_WAIT_S_MAX >= 60 or CREATE_WAIT_S_MAX >= 60:
+    raise AssertionError("held answers must end before the official SDK's read timeout of 60 s")
