@@ -70,9 +70,35 @@ HEARTBEAT_S: Final = 2.0
 HEARTBEAT_PAGE_MAX: Final = 1000
 USAGE_PAGE_MAX: Final = 10_000
 
+# --- ledger --------------------------------------------------------------------------------------
+LEDGER_WRITES_PENDING_MAX: Final = 256
+"""Requests that may wait for the ledger's one writer; past it 429."""
+LEDGER_COMMIT_TRIES_MAX: Final = 5
+"""How often a transaction that PostgreSQL aborted for a deadlock is run again before a 503."""
+LEDGER_TEXT_CHARS_MAX: Final = 4096
+"""Longest name, path or id in a message to the ledger."""
+QUANTITY_MAX: Final = 2**63 - 1
+"""Largest token count, time or number that the ledger's integers hold."""
+HEARTBEAT_WAIT_S_MAX: Final = 30.0
+EVENT_AGE_S_MAX: Final = 35 * 86_400
+EVENT_AHEAD_S_MAX: Final = 300
+"""An event that began earlier or later than this against the ledger's clock is kept, quarantined."""
+PRICES_PER_BOOK_MAX: Final = 10_000
+
 # --- public lists --------------------------------------------------------------------------------
 LIST_PAGE_MAX: Final = 100
 NEXT_TOKEN_CHARS_MAX: Final = 8192
+
+# --- artifact store (the S3 wire) ----------------------------------------------------------------
+OBJECT_KEY_BYTES_MAX: Final = 1024
+KEY_SEGMENT_BYTES_MAX: Final = 255
+"""Longest name between two slashes: what a file system holds."""
+OBJECTS_PAGE_MAX: Final = 1000
+"""Keys of one ListObjectsV2 page and of one DeleteObjects call."""
+BUCKETS_MAX: Final = 1000
+"""Buckets of one tenant."""
+ARTIFACT_CHUNK_BYTES: Final = 256 * 2**10
+"""How much of a file is read at a time while it is sent."""
 
 # --- SigV4 ---------------------------------------------------------------------------------------
 CLOCK_SKEW_S_MAX: Final = 300
