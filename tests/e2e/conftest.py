@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import sagemaker.train.training_session as sdk
-
 from gristmill_testing.instance import RunningGristmill, running_gristmill
+from gristmill_testing.tiny_models import tiny_llama
+
 from gristmill_testing.raw_wire import ROLE_ARN, Clients, model_arn, raw_clients
 from gristmill_testing.sdk_loop import SURFACE
-from gristmill_testing.tiny_models import tiny_llama
 
 SDK_GROUP = "sdk-tests"
 
@@ -29,7 +29,12 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGristm
 def sdk_environment(instance: RunningGristmill) -> Iterator[dict[str, str]]:
     """What `eval "$(gristmill env)"` gives an unmodified script."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        for name in (
+            "AWS_PROFILE",
+            "AWS_SESSION_TOKEN",
+            "AWS_CONFIG_FILE",
+            "AWS_SHARED_CREDENTIALS_FILE",
+        ):
             patch.delenv(name, raising=False)
         for name, value in instance.environment.items():
             patch.setenv(name, value)
@@ -44,7 +49,9 @@ def recorded() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def service(sdk_environment: dict[str, str], recorded: None, request: pytest.FixtureRequest) -> sdk.ServiceClient:
+def service(
+    sdk_environment: dict[str, str], recorded: None, request: pytest.FixtureRequest
+) -> sdk.ServiceClient:
     """A service client with a package group of its own for the module."""
     registry = sdk.ServiceClient(role_arn=ROLE_ARN)._get_model_registry_client()
     name = f"{SDK_GROUP}-{request.module.__name__.rsplit('.')[-1].replace('_', '-')}"
