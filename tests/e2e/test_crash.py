@@ -1,0 +1,56 @@
+"""Twenty and more kill -9 during one run: the same losses to the last bit, the same bill."""
+
+from pathlib import Path
+
+import pytest
+import sagemaker.train.training_session as sdk
+from gristmill_testing.instance import RunningGristmill
+
+from gristmill_testing.crash_campaign import PARTS, plan, train
+from gristmill_testing.raw_wire import wait_until
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("recorded"),
+]
+
+STEPS = 60
+SEED = 7
+KILLS_EACH = 5
+SHAPE = {"datums": 24, "length": 48}
+
+
+def test_the_plan_is_a_pure_function_of_its_seed() -> None:
+    kills = plan(SEED, STEPS, KILLS_EACH)
+    assert kills == plan(SEED, STEPS, KILLS_EACH)
+    assert kills != plan(SEED + 1, STEPS, KILLS_EACH)
+    assert len({kill.step for kill in kills}) == KILLS_EACH * len(PARTS)
+
+
+def test_a_run_with_twenty_kills_equals_an_undisturbed_one(
+    service: sdk.ServiceClient,
+    client: sdk.TrainingClient,
+    instance: RunningGristmill,
+    tmp_path: Path,
+) -> None:
+    start = client.save_state().result().model_package_arn
+    assert start is not None
+    calm = train(client, STEPS, [], instance.kill, **SHAPE)
+    with service.create_training_client_from_state_with_optimizer(start) as disturbed:
+        rough = train(disturbed, STEPS, plan(SEED, STEPS, KILLS_EACH), instance.kill, **SHAPE)
+        print(rough.log())
+        assert len(rough.landed) >= 20
+        assert all(rough.kills_of()[part] >= 4 for part in PARTS)
+        assert len(rough.inside) >= 10
+        assert rough.losses == calm.losses
+        assert rough.digests == calm.digests
+        expected = {"prefill": 0, "cached_prefill": 0, "sample": 0, "train": calm.tokens}
+        for name in (client.training_session_name, disturbed.training_session_name):
+            wait_until(
+                lambda name=name: instance.usage_by_api(name) == expected,
+                f"{name} to cost {expected}",
+                30,
+            )  # type: ignore[misc]
+            assert instance.usage_by_cli(name) == expected
