@@ -1,0 +1,240 @@
+"""What gateway and meter add to an operation, over the bare worker, with an fsync probe beside it.
+
+    PYTHONPATH=tests/support python benchmarks/overhead.py [--operations 300] [--data-dir DIR]
+
+One `gristmill up` on a tiny model. Rounds alternate between three things, so that a busy machine
+hurts them alike: a forward of one 2-token datum through the public wire (signed submit and signed
+poll; the signing itself is not timed), the same forward sent to the same worker process over its
+unix socket, and a 512-byte append + fsync in the data folder. Floor: overhead p50 <= 10 ms; goal 2 ms.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from gristmill_testing.instance import running_gristmill
+from gristmill_testing.tiny_models import tiny_llama
+
+from gristmill_contracts.http import CONTENT_TYPE, Execute, Executed, OpenedSession, OpenSession
+from gristmill_contracts.ids import TenantName
+from gristmill_contracts.operations import Datum, Forward, tensor
+from gristmill_testing.raw_wire import create_session, datum, forward, raw_clients
+
+TOKENS = [7, 11]
+WARM_UP = 20
+ROUND = 25
+FLOOR_MS = 10.0
+GOAL_MS = 2.0
+
+
+@dataclass(slots=True)
+class Timings:
+    """Milliseconds of one thing, in the order measured."""
+
+    name: str
+    values_ms: list[float] = field(default_factory=list)
+
+    def quantile(self, share: float) -> float:
+        ordered = sorted(self.values_ms)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def row(self) -> str:
+        p50, p90, p99 = (self.quantile(share) for share in (0.5, 0.9, 0.99))
+        return f"{self.name:<34} {p50:>9.2f} {p90:>9.2f} {p99:>9.2f} {len(self.values_ms):>7}"
+
+
+class SignedConnection:
+    """One kept-alive connection to the gateway that signs before the clock starts."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._url = environment["SAGEMAKER_TRAINING_SESSION_RUNTIME_ENDPOINT"]
+        self._signer = SigV4Auth(
+            Credentials(environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]),
+            "sagemaker",
+            environment["AWS_REGION"],
+        )
+        parts = urlsplit(self._url)
+        self._connection = http.client.HTTPConnection(str(parts.hostname), parts.port)
+        self._connection.connect()
+        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def call(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> tuple[dict[str, Any], float]:
+        """The decoded answer and the milliseconds of its round trip."""
+        data = b"" if body is None else json.dumps(body).encode()
+        request = AWSRequest(
+            method=method,
+            url=self._url + path,
+            data=data,
+            headers={"Content-Type": "application/json"},
+        )
+        self._signer.add_auth(request)
+        headers = dict(request.headers.items())
+        started = time.perf_counter()
+        self._connection.request(method, path, body=data, headers=headers)
+        answer = self._connection.getresponse().read()
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        return json.loads(answer), elapsed_ms
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP/1.1 over a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("worker")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(str(self._path))
+
+
+class BareWorker:
+    """A session of its own in the running worker process, driven without meter and gateway."""
+
+    def __init__(self, socket_path: Path, state_dir: Path) -> None:
+        self._connection = UnixConnection(socket_path)
+        self._uid = str(uuid.uuid4())
+        self._state_dir = state_dir
+        self._index = 0
+
+    def open(self) -> None:
+        message = OpenSession(
+            tenant=TenantName("benchmark"), rank=4, alpha=8, seed=1, state_dir=str(self._state_dir)
+        )
+        opened = self._send("PUT", "", msgspec.msgpack.encode(message))[0]
+        self._index = msgspec.msgpack.decode(opened, type=OpenedSession).applied
+
+    def close(self) -> None:
+        self._send("DELETE", "", b"")
+
+    def forward(self) -> float:
+        self._index += 1
+        inputs = {
+            "target_tokens": tensor("int64", TOKENS),
+            "weights": tensor("float32", [1.0, 1.0]),
+        }
+        operation = Forward(
+            loss="cross_entropy", loss_config={}, datums=[Datum(tensor("int64", TOKENS), inputs)]
+        )
+        message = Execute(
+            index=self._index, op_id=f"{self._uid}/train/{self._index}", operation=operation
+        )
+        answer, elapsed_ms = self._send("POST", "/execute", msgspec.msgpack.encode(message))
+        executed = msgspec.msgpack.decode(answer, type=Executed)
+        if executed.error is not None:
+            raise SystemExit(f"the bare worker failed: {executed.error.message}")
+        return elapsed_ms
+
+    def _send(self, method: str, route: str, body: bytes) -> tuple[bytes, float]:
+        started = time.perf_counter()
+        self._connection.request(
+            method,
+            f"/v1/sessions/{self._uid}{route}",
+            body=body,
+            headers={"Content-Type": CONTENT_TYPE},
+        )
+        response = self._connection.getresponse()
+        answer = response.read()
+        elapsed_ms = (time.perf_counter() - started) * 1000
+        if response.status >= 400:
+            raise SystemExit(f"the bare worker answered {response.status}: {answer[:200]!r}")
+        return answer, elapsed_ms
+
+
+def through_the_wire(connection: SignedConnection, session: str, number: int) -> float:
+    """One forward: signed submit, signed poll until it is done. Milliseconds on the wire."""
+    path = f"/v1/training-sessions/{session}/operations"
+    body = {
+        "sequenceNumber": number,
+        "clientToken": str(uuid.uuid4()),
+        "operationConfig": forward(datum(TOKENS)),
+    }
+    answer, total_ms = connection.call("POST", path, body)
+    status = "Pending"
+    while status in {"Pending", "InProgress"}:
+        result, elapsed_ms = connection.call("GET", f"{path}/{answer['operationId']}", None)
+        status = result["status"]
+        total_ms += elapsed_ms
+    if status != "Completed":
+        raise SystemExit(f"the operation ended {status}: {result}")
+    return total_ms
+
+
+def fsync_once(file: int) -> float:
+    started = time.perf_counter()
+    os.write(file, b"x" * 512)
+    os.fsync(file)
+    return (time.perf_counter() - started) * 1000
+
+
+def measure(folder: Path, operations: int) -> list[Timings]:
+    wire, bare, disk = (
+        Timings("gateway + meter + worker"),
+        Timings("bare worker (unix socket)"),
+        Timings("512 B append + fsync"),
+    )
+    model = tiny_llama(folder / "model")
+    with running_gristmill(folder / "data", model=model) as instance:
+        session = create_session(raw_clients(instance.environment), instance.model)
+        connection = SignedConnection(instance.environment)
+        numbers = iter(range(1, 10**9))
+        for _ in range(WARM_UP):
+            through_the_wire(connection, session.name, next(numbers))
+        worker = BareWorker(instance.worker_socket, folder / "bare")
+        worker.open()
+        for _ in range(WARM_UP):
+            worker.forward()
+        file = os.open(folder / "data" / "fsync-probe", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        while len(wire.values_ms) < operations:
+            for _ in range(ROUND):
+                wire.values_ms.append(through_the_wire(connection, session.name, next(numbers)))
+            bare.values_ms.extend(worker.forward() for _ in range(ROUND))
+            disk.values_ms.extend(fsync_once(file) for _ in range(ROUND))
+        os.close(file)
+        worker.close()
+        session.stop()
+    return [wire, bare, disk]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--operations", type=int, default=300)
+    parser.add_argument(
+        "--data-dir", type=Path, help="where the log lies; default: a temporary folder"
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.data_dir) as folder:
+        wire, bare, disk = measure(Path(folder), arguments.operations)
+    print(f"{'milliseconds':<34} {'p50':>9} {'p90':>9} {'p99':>9} {'n':>7}")
+    for timings in (wire, bare, disk):
+        print(timings.row())
+    overhead = {share: wire.quantile(share) - bare.quantile(share) for share in (0.5, 0.99)}
+    print(f"overhead of gateway + meter: p50 {overhead[0.5]:.2f} ms, p99 {overhead[0.99]:.2f} ms")
+    verdict = (
+        "within the goal"
+        if overhead[0.5] <= GOAL_MS
+        else "within the floor"
+        if overhead[0.5] <= FLOOR_MS
+        else "ABOVE THE FLOOR"
+    )
+    print(f"floor {FLOOR_MS:.0f} ms, goal {GOAL_MS:.0f} ms at p50: {verdict}")
+
+
+if __name__ == "__main__":
+    main()
