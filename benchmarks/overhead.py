@@ -22,16 +22,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from gristmill_testing.instance import running_gristmill
 from gristmill_testing.tiny_models import tiny_llama
 
-from gristmill_contracts.http import CONTENT_TYPE, Execute, Executed, OpenedSession, OpenSession
-from gristmill_contracts.ids import TenantName
 from gristmill_contracts.operations import Datum, Forward, tensor
+from gristmill_testing.bare_worker import BareWorker
 from gristmill_testing.raw_wire import create_session, datum, forward, raw_clients
 
 TOKENS = [7, 11]
@@ -92,69 +90,12 @@ class SignedConnection:
         return json.loads(answer), elapsed_ms
 
 
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP/1.1 over a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("worker")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(str(self._path))
-
-
-class BareWorker:
-    """A session of its own in the running worker process, driven without meter and gateway."""
-
-    def __init__(self, socket_path: Path, state_dir: Path) -> None:
-        self._connection = UnixConnection(socket_path)
-        self._uid = str(uuid.uuid4())
-        self._state_dir = state_dir
-        self._index = 0
-
-    def open(self) -> None:
-        message = OpenSession(
-            tenant=TenantName("benchmark"), rank=4, alpha=8, seed=1, state_dir=str(self._state_dir)
-        )
-        opened = self._send("PUT", "", msgspec.msgpack.encode(message))[0]
-        self._index = msgspec.msgpack.decode(opened, type=OpenedSession).applied
-
-    def close(self) -> None:
-        self._send("DELETE", "", b"")
-
-    def forward(self) -> float:
-        self._index += 1
-        inputs = {
-            "target_tokens": tensor("int64", TOKENS),
-            "weights": tensor("float32", [1.0, 1.0]),
-        }
-        operation = Forward(
-            loss="cross_entropy", loss_config={}, datums=[Datum(tensor("int64", TOKENS), inputs)]
-        )
-        message = Execute(
-            index=self._index, op_id=f"{self._uid}/train/{self._index}", operation=operation
-        )
-        answer, elapsed_ms = self._send("POST", "/execute", msgspec.msgpack.encode(message))
-        executed = msgspec.msgpack.decode(answer, type=Executed)
-        if executed.error is not None:
-            raise SystemExit(f"the bare worker failed: {executed.error.message}")
-        return elapsed_ms
-
-    def _send(self, method: str, route: str, body: bytes) -> tuple[bytes, float]:
-        started = time.perf_counter()
-        self._connection.request(
-            method,
-            f"/v1/sessions/{self._uid}{route}",
-            body=body,
-            headers={"Content-Type": CONTENT_TYPE},
-        )
-        response = self._connection.getresponse()
-        answer = response.read()
-        elapsed_ms = (time.perf_counter() - started) * 1000
-        if response.status >= 400:
-            raise SystemExit(f"the bare worker answered {response.status}: {answer[:200]!r}")
-        return answer, elapsed_ms
+def bare_forward(worker: BareWorker) -> float:
+    """The same forward as through the wire. Milliseconds on the unix socket."""
+    inputs = {"target_tokens": tensor("int64", TOKENS), "weights": tensor("float32", [1.0, 1.0])}
+    datums = [Datum(tensor("int64", TOKENS), inputs)]
+    worker.execute(Forward(loss="cross_entropy", loss_config={}, datums=datums))
+    return worker.last_ms
 
 
 def through_the_wire(connection: SignedConnection, session: str, number: int) -> float:
@@ -197,14 +138,14 @@ def measure(folder: Path, operations: int) -> list[Timings]:
         for _ in range(WARM_UP):
             through_the_wire(connection, session.name, next(numbers))
         worker = BareWorker(instance.worker_socket, folder / "bare")
-        worker.open()
+        worker.open(rank=4, alpha=8)
         for _ in range(WARM_UP):
-            worker.forward()
+            bare_forward(worker)
         file = os.open(folder / "data" / "fsync-probe", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         while len(wire.values_ms) < operations:
             for _ in range(ROUND):
                 wire.values_ms.append(through_the_wire(connection, session.name, next(numbers)))
-            bare.values_ms.extend(worker.forward() for _ in range(ROUND))
+            bare.values_ms.extend(bare_forward(worker) for _ in range(ROUND))
             disk.values_ms.extend(fsync_once(file) for _ in range(ROUND))
         os.close(file)
         worker.close()

@@ -1,0 +1,99 @@
+"""A session in a running worker process, driven over its unix socket without meter and gateway."""
+
+import http.client
+import socket
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from gristmill_contracts.errors import error_from
+from gristmill_contracts.http import (
+    CONTENT_TYPE,
+    Execute,
+    Executed,
+    OpenedSession,
+    OpenSession,
+    Problem,
+    WorkerStatus,
+)
+from gristmill_contracts.ids import TenantName
+from gristmill_contracts.operations import (
+    ComputeLogprobs,
+    LoadWeightsForSampling,
+    Operation,
+    Result,
+    Sample,
+)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP/1.1 over a unix socket."""
+
+    def __init__(self, path: Path, timeout_s: float = 300.0) -> None:
+        super().__init__("worker", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class BareWorker:
+    """One session. `last_ms` is the round trip of the newest call, encoding not included."""
+
+    def __init__(self, socket_path: Path, state_dir: Path) -> None:
+        self.last_ms = 0.0
+        self._connection = UnixConnection(socket_path)
+        self._uid = str(uuid.uuid4())
+        self._state_dir = state_dir
+        self._index = 0
+
+    def status(self) -> WorkerStatus:
+        return msgspec.msgpack.decode(self._send("GET", "/v1/status", b""), type=WorkerStatus)
+
+    def open(self, rank: int, alpha: int) -> None:
+        message = OpenSession(
+            tenant=TenantName("bench"),
+            rank=rank,
+            alpha=alpha,
+            seed=1,
+            state_dir=str(self._state_dir),
+        )
+        answer = self._send("PUT", f"/v1/sessions/{self._uid}", msgspec.msgpack.encode(message))
+        self._index = msgspec.msgpack.decode(answer, type=OpenedSession).applied
+
+    def close(self) -> None:
+        self._send("DELETE", f"/v1/sessions/{self._uid}", b"")
+        self._connection.close()
+
+    def execute(self, operation: Operation) -> Result:
+        """Run one operation. Raises the error that the worker reports."""
+        sampling = isinstance(operation, Sample | ComputeLogprobs | LoadWeightsForSampling)
+        self._index += 0 if sampling else 1
+        index = 0 if sampling else self._index
+        stream = "log" if sampling else "train"
+        message = Execute(
+            index=index, op_id=f"{self._uid}/{stream}/{self._index}", operation=operation
+        )
+        body = msgspec.msgpack.encode(message)
+        executed = msgspec.msgpack.decode(
+            self._send("POST", f"/v1/sessions/{self._uid}/execute", body), type=Executed
+        )
+        if executed.error is not None:
+            raise error_from(executed.error.code, executed.error.message)
+        assert executed.result is not None
+        return executed.result
+
+    def _send(self, method: str, path: str, body: bytes) -> bytes:
+        started = time.perf_counter()
+        self._connection.request(method, path, body=body, headers={"Content-Type": CONTENT_TYPE})
+        response = self._connection.getresponse()
+        answer = response.read()
+        self.last_ms = (time.perf_counter() - started) * 1000
+        if response.status >= 400:
+            problem = msgspec.msgpack.decode(answer, type=Problem)
+            raise error_from(problem.code, problem.message)
+        return answer
