@@ -106,7 +106,7 @@ class Ours:
                 weight_decay=0.0,
                 grad_clip_norm=0.0,
                 lora_plus_lr_ratio=1.0,
-            )  # fmt: skip
+            )
         )
         return self._load.rows * self._load.length
 
@@ -129,7 +129,7 @@ class Ours:
                 topk_prompt_logprobs=0,
                 include_text=False,
                 adapter=None,
-            )  # fmt: skip
+            )
         )
         assert isinstance(result, SampleResult)
         return sum(sequence.tokens.size for sequence in result.sequences)
@@ -222,9 +222,12 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     model = peft_model(given.model, getattr(torch, given.dtype))
     load = Load(
-        rows=given.rows, length=given.length, samples=given.samples, new_tokens=given.new_tokens,
+        rows=given.rows,
+        length=given.length,
+        samples=given.samples,
+        new_tokens=given.new_tokens,
         vocabulary=model.config.vocab_size,
-    )  # fmt: skip
+    )
     with (
         tempfile.TemporaryDirectory() as folder,
         running_worker(
