@@ -1,0 +1,62 @@
+"""`python -m gristmill_ledger`: serve the ledger until SIGTERM."""
+
+import argparse
+import logging
+import sys
+
+import uvicorn
+from pydantic import ValidationError
+
+from gristmill_ledger.app import make_app
+from gristmill_ledger.ledger import Ledger
+from gristmill_ledger.logs import configure
+from gristmill_ledger.settings import LedgerSettings, describe_settings, unknown_variables
+
+log = logging.getLogger(__name__)
+
+
+class LedgerServer(uvicorn.Server):
+    """Ends held polls when it is told to stop, so that stopping does not wait for them."""
+
+    def __init__(self, config: uvicorn.Config, ledger: Ledger) -> None:
+        super().__init__(config)
+        self.ledger = ledger
+
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await self.ledger.wake()
+        await super().shutdown(sockets)  # type: ignore[arg-type]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 after a clean stop, 2 for bad settings."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gristmill_ledger",
+        description="Keep usage, prices, checkpoints and tenants; answer what was used and what it "
+        "cost.",
+        epilog="environment:\n" + describe_settings(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args(arguments)
+    misspelt = unknown_variables()
+    if misspelt:
+        parser.error(f"unknown settings {', '.join(misspelt)}; --help lists those that exist")
+    try:
+        settings = LedgerSettings()
+    except ValidationError as error:
+        parser.error(str(error))
+    configure(settings.log_level)
+    ledger = Ledger(settings)
+    config = uvicorn.Config(
+        make_app(ledger),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=settings.shutdown_s,
+    )
+    LedgerServer(config, ledger).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

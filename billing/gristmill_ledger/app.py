@@ -1,0 +1,61 @@
+"""The ledger's HTTP application: `make_app` wires routes to a `Ledger`."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from gristmill_contracts.errors import GristmillError, InvalidRequestError, NotFoundError
+from gristmill_ledger.ledger import Ledger
+from gristmill_ledger.routes import ingest, queries, registries
+from gristmill_ledger.wire import problem
+
+log = logging.getLogger(__name__)
+
+
+def make_app(ledger: Ledger) -> FastAPI:
+    """The application. Its lifespan opens (and migrates) the ledger and closes it."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await ledger.open()
+        try:
+            yield
+        finally:
+            await ledger.close()
+
+    app = FastAPI(
+        title="Gristmill ledger", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None
+    )
+    app.state.ledger = ledger
+    for router in (ingest.router, registries.router, queries.router):
+        app.include_router(router)
+    app.add_exception_handler(GristmillError, _refused)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(Exception, _bug)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    if not isinstance(error, GristmillError):
+        raise error
+    return problem(error, as_json=request.url.path == "/v1/usage")
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response = problem(InvalidRequestError(f"{where} is not a route; another method is"))
+        response.status_code = error.status_code
+        return response
+    return problem(NotFoundError(f"{where} is not a route; see gristmill_contracts.http"))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    log.error("request_failed", extra={"route": request.url.path}, exc_info=error)
+    return problem(GristmillError(f"the ledger failed ({type(error).__name__}); see its log"))

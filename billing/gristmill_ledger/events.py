@@ -1,0 +1,305 @@
+"""Ingest of usage batches: dedupe, numbering and cursor in one transaction; nothing is refused late.
+
+`decide` is pure; `store_batch` reads what it needs, asks it, and writes what it says.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import (
+    ConflictError,
+    FencedError,
+    InvalidRequestError,
+    NotFoundError,
+)
+from gristmill_contracts.http import ProducerCursor, UsageBatch
+from gristmill_contracts.usage import TOKEN_TYPES, UsageEvent
+from gristmill_ledger import checks, schema
+from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.prices import PriceList, load_prices
+
+ENCODING_VERSION: Final = 1
+
+
+class SequenceGapError(ConflictError):
+    """A batch begins beyond the next number of its producer. Nothing was stored."""
+
+    def __init__(self, message: str, expected_seq: int) -> None:
+        super().__init__(message)
+        self.expected_seq = expected_seq
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerState:
+    """A registered producer, as its row says."""
+
+    producer: str
+    tenant: str
+    session: str
+    epoch: int
+    acked_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What becomes of a batch: each event is in exactly one of the three."""
+
+    new: list[UsageEvent]
+    duplicates: list[UsageEvent]
+    conflicts: list[UsageEvent]
+    acked_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a commit did, for metrics and logs."""
+
+    cursor: ProducerCursor
+    inserted: int
+    duplicates: int
+    conflicts: list[UsageEvent]
+    quarantined: int
+
+
+def payload_hash(event: UsageEvent) -> bytes:
+    """SHA-256 of the event's facts.
+
+    Where it was posted from (producer_seq, attempt) is left out: the same operation posted again by
+    another attempt or from a rebuilt log is the same fact.
+    """
+    counts = event.counts
+    facts = (
+        ENCODING_VERSION, event.event_id, event.kind, event.n, event.tenant, event.session,
+        event.stream, event.number, event.operation, event.model, event.project, event.outcome,
+        None if counts is None else [getattr(counts, name) for name in TOKEN_TYPES],
+        event.op_start_us, event.op_end_us,
+    )  # fmt: skip
+    return hashlib.sha256(msgspec.msgpack.encode(facts)).digest()
+
+
+def check_batch(batch: UsageBatch) -> None:
+    """Raise InvalidRequestError naming the first field that no honest meter sends."""
+    checks.text("producer", batch.producer)
+    checks.quantity("epoch", batch.epoch)
+    if batch.first_seq < 1:
+        raise InvalidRequestError(f"first_seq is {batch.first_seq}; a log numbers from 1")
+    if not batch.events:
+        raise InvalidRequestError("the batch holds no event; send at least one")
+    for index, event in enumerate(batch.events):
+        _check_event(f"events[{index}]", event)
+        if event.producer_seq != batch.first_seq + index:
+            raise InvalidRequestError(
+                f"events[{index}].producer_seq is {event.producer_seq}, not "
+                f"{batch.first_seq + index}; a batch is contiguous from first_seq"
+            )
+
+
+def _check_event(at: str, event: UsageEvent) -> None:
+    for field in ("event_id", "tenant", "session", "operation", "model"):
+        checks.text(f"{at}.{field}", getattr(event, field))
+    checks.text(f"{at}.project", event.project, empty=True)
+    for field in ("producer_seq", "n", "number", "attempt"):
+        checks.quantity(f"{at}.{field}", getattr(event, field))
+    for field in ("op_start_us", "op_end_us"):
+        checks.signed(f"{at}.{field}", getattr(event, field))
+    if event.counts is not None:
+        for field in TOKEN_TYPES:
+            checks.quantity(f"{at}.counts.{field}", getattr(event.counts, field))
+
+
+def decide(batch: UsageBatch, state: ProducerState, known: Mapping[str, bytes]) -> Decision:
+    """Sort the events of a batch. `known`: event id -> payload hash of rows already stored.
+
+    Raises FencedError, NotFoundError (epoch not registered), SequenceGapError, or
+    InvalidRequestError for an event of another tenant.
+    """
+    if batch.epoch < state.epoch:
+        raise FencedError(
+            f"producer {state.producer} posts with epoch {batch.epoch}, but epoch {state.epoch} "
+            "was registered since; this log no longer owns the session: stop"
+        )
+    if batch.epoch > state.epoch:
+        raise NotFoundError(
+            f"producer {state.producer} is registered with epoch {state.epoch}, not "
+            f"{batch.epoch}; register the new log first"
+        )
+    if batch.first_seq > state.acked_seq + 1:
+        raise SequenceGapError(
+            f"producer {state.producer} sent from {batch.first_seq}, but {state.acked_seq + 1} "
+            "comes next; send from there",
+            state.acked_seq + 1,
+        )
+    seen = dict(known)
+    new, duplicates, conflicts = [], [], []
+    for event in batch.events:
+        if event.tenant != state.tenant:
+            raise InvalidRequestError(
+                f"event {event.event_id} is of tenant {event.tenant!r}, but producer "
+                f"{state.producer} is registered for {state.tenant!r}; register one for each tenant"
+            )
+        digest = payload_hash(event)
+        if event.event_id not in seen:
+            seen[event.event_id] = digest
+            new.append(event)
+        elif seen[event.event_id] == digest:
+            duplicates.append(event)
+        else:
+            conflicts.append(event)
+    acked_seq = max(state.acked_seq, batch.first_seq + len(batch.events) - 1)
+    return Decision(new=new, duplicates=duplicates, conflicts=conflicts, acked_seq=acked_seq)
+
+
+def oddities(
+    event: UsageEvent, state: ProducerState, *, prices: PriceList, registered: bool, now_us: int
+) -> str | None:
+    """Why an event is quarantined, or None. It is stored, shown and counted all the same."""
+    reasons = []
+    if not registered:
+        reasons.append("unknown_session")
+    if event.session != state.session:
+        reasons.append("session_of_another_producer")
+    early_us = now_us - limits.EVENT_AGE_S_MAX * 1_000_000
+    late_us = now_us + limits.EVENT_AHEAD_S_MAX * 1_000_000
+    if not early_us <= event.op_start_us <= late_us or event.op_end_us < event.op_start_us:
+        reasons.append("clock")
+    if event.counts is None:
+        reasons.append("unknown_usage")
+    elif any(
+        getattr(event.counts, name) and prices.at(event.model, name, event.op_start_us) is None
+        for name in TOKEN_TYPES
+    ):
+        reasons.append("unpriced")
+    return ",".join(reasons) or None
+
+
+def store_batch(connection: Connection, batch: UsageBatch, *, book: str, now_us: int) -> Stored:
+    """Store a checked batch and move its producer's cursor. Raises as `decide` says."""
+    state = lock_producer(connection, batch.producer)
+    known = _known_hashes(connection, state.tenant, [event.event_id for event in batch.events])
+    decision = decide(batch, state, known)
+    rows = _rows(connection, decision.new, state, book=book, now_us=now_us)
+    if rows:
+        head = _lock_head(connection, state.tenant)
+        for seq, row in enumerate(rows, start=head + 1):
+            row["seq"] = seq
+        connection.execute(schema.usage_event.insert(), rows)
+        _move(connection, schema.tenant_head, state.tenant, seq=head + len(rows))
+    for event in decision.conflicts:
+        _bury(connection, event, state, now_us)
+    if decision.acked_seq > state.acked_seq:
+        _move(connection, schema.producer, state.producer, acked_seq=decision.acked_seq)
+    return Stored(
+        cursor=ProducerCursor(producer=state.producer, acked_seq=decision.acked_seq),
+        inserted=len(rows),
+        duplicates=len(decision.duplicates),
+        conflicts=decision.conflicts,
+        quarantined=sum(row["quarantined"] is not None for row in rows),
+    )
+
+
+def lock_producer(connection: Connection, producer: str) -> ProducerState:
+    """The producer's row, locked to the end of the transaction. Raises NotFoundError."""
+    table = schema.producer
+    row = connection.execute(
+        select(table).where(table.c.producer == producer).with_for_update()
+    ).one_or_none()
+    if row is None:
+        raise NotFoundError(f"producer {producer!r} is not registered; register it first")
+    return ProducerState(
+        producer=producer,
+        tenant=row.tenant,
+        session=row.session,
+        epoch=row.epoch,
+        acked_seq=row.acked_seq,
+    )
+
+
+def _known_hashes(connection: Connection, tenant: str, ids: list[str]) -> dict[str, bytes]:
+    table = schema.usage_event.c
+    rows = connection.execute(
+        select(table.event_id, table.payload_hash).where(
+            table.tenant == tenant, table.event_id.in_(ids)
+        )
+    )
+    return {row.event_id: bytes(row.payload_hash) for row in rows}
+
+
+def _rows(
+    connection: Connection,
+    events: list[UsageEvent],
+    state: ProducerState,
+    *,
+    book: str,
+    now_us: int,
+) -> list[dict[str, Any]]:  # Any: column values of several types
+    if not events:
+        return []
+    prices = load_prices(connection, book)
+    uids = {event.session for event in events}
+    registered = set(
+        connection.execute(
+            select(schema.session.c.uid).where(
+                schema.session.c.uid.in_(uids), schema.session.c.tenant == state.tenant
+            )
+        ).scalars()
+    )
+    return [
+        _row(event, state, now_us)
+        | {
+            "quarantined": oddities(
+                event,
+                state,
+                prices=prices,
+                registered=event.session in registered,
+                now_us=now_us,
+            )
+        }
+        for event in events
+    ]
+
+
+def _row(event: UsageEvent, state: ProducerState, now_us: int) -> dict[str, Any]:  # Any: as above
+    row = {field: getattr(event, field) for field in event.__struct_fields__ if field != "counts"}
+    for name in TOKEN_TYPES:
+        row[name] = None if event.counts is None else getattr(event.counts, name)
+    row["completeness"] = "unknown" if event.counts is None else "final"
+    row["producer"] = state.producer
+    row["ingested_us"] = now_us
+    row["enc_v"] = ENCODING_VERSION
+    row["payload_hash"] = payload_hash(event)
+    return row
+
+
+def _lock_head(connection: Connection, tenant: str) -> int:
+    table = schema.tenant_head
+    insert_or_skip(connection, table, tenant=tenant, seq=0)
+    seq: int = connection.execute(
+        select(table.c.seq).where(table.c.tenant == tenant).with_for_update()
+    ).scalar_one()
+    return seq
+
+
+def _move(connection: Connection, table: Any, key: str, **values: int) -> None:  # Any: Table
+    (column,) = table.primary_key
+    connection.execute(table.update().where(column == key).values(**values))
+
+
+def _bury(connection: Connection, event: UsageEvent, state: ProducerState, now_us: int) -> None:
+    insert_or_skip(
+        connection,
+        schema.dead_letter,
+        tenant=state.tenant,
+        event_id=event.event_id,
+        payload_hash=payload_hash(event),
+        reason="payload_conflict",
+        producer=state.producer,
+        producer_seq=event.producer_seq,
+        body=msgspec.msgpack.encode(event),
+        received_us=now_us,
+    )

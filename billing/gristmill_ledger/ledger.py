@@ -1,0 +1,91 @@
+"""The running ledger: its database, its metrics and those who wait for heartbeats."""
+
+import asyncio
+import logging
+from functools import partial
+
+from sqlalchemy import Connection, func, select
+
+from gristmill_contracts.http import Heartbeat, HeartbeatPage
+from gristmill_ledger import schema
+from gristmill_ledger.database import Database, open_engine
+from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, store_heartbeats
+from gristmill_ledger.metrics import Metrics
+from gristmill_ledger.migrate import migrate
+from gristmill_ledger.settings import LedgerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """`open` migrates the database; `close` lets what runs finish."""
+
+    def __init__(self, settings: LedgerSettings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.database: Database
+        self._beaten = asyncio.Condition()
+        self._beats = 0
+        self._closing = False
+
+    async def open(self) -> None:
+        settings = self.settings
+        engine = open_engine(
+            settings.url,
+            busy_timeout_s=settings.busy_timeout_s,
+            connections=settings.readers + 1,
+        )
+        await asyncio.to_thread(migrate, engine)
+        self.database = Database(
+            engine, readers=settings.readers, writes_pending_max=settings.writes_pending_max
+        )
+        self.database.on_commit = self.metrics.committed
+        log.info("ledger_opened", extra={"database": engine.url.render_as_string()})
+
+    async def close(self) -> None:
+        await self.wake()
+        await asyncio.to_thread(self.database.close)
+        log.info("ledger_closed")
+
+    async def wake(self) -> None:
+        """End all held polls: the process is about to stop."""
+        self._closing = True
+        async with self._beaten:
+            self._beaten.notify_all()
+
+    async def beat(self, heartbeats: list[Heartbeat]) -> None:
+        """Store heartbeats, then wake those who wait for them."""
+        if await self.database.write(lambda connection: store_heartbeats(connection, heartbeats)):
+            self._beats += 1
+            async with self._beaten:
+                self._beaten.notify_all()
+
+    async def await_heartbeats(self, after: int, wait_s: float) -> HeartbeatPage:
+        """Heartbeats behind the cursor; if there is none, wait for one up to `wait_s`."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + wait_s
+        while True:
+            # Taken before the look: a heartbeat stored during it is not waited for.
+            beats = self._beats
+            page = await self.database.read(partial(heartbeats_after, after=after))
+            if page.heartbeats or not await self._beaten_since(beats, deadline - clock()):
+                return page
+
+    async def _beaten_since(self, beats: int, wait_s: float) -> bool:
+        """Wait until another heartbeat is stored; False if none was in time, or at the end."""
+        async with self._beaten:
+            try:
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await self._beaten.wait_for(lambda: self._closing or self._beats != beats)
+            except TimeoutError:
+                return False
+        return not self._closing
+
+    async def metrics_text(self) -> bytes:
+        producers, heartbeat_us = await self.database.read(_gauges)
+        return self.metrics.text(producers=producers, heartbeat_us=heartbeat_us)
+
+
+def _gauges(connection: Connection) -> tuple[int, int | None]:
+    producers = connection.execute(select(func.count()).select_from(schema.producer)).scalar_one()
+    return producers, newest_heartbeat_us(connection)

@@ -1,0 +1,55 @@
+"""What the ledger counts about itself, for Prometheus. No label ever names a tenant or a session."""
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+
+class Metrics:
+    """One registry for each application, so that two in one process do not add up."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.events = Counter(
+            "gristmill_ledger_events",
+            "Usage events received, by what became of them",
+            ["result"],
+            registry=self.registry,
+        )
+        for result in ("inserted", "duplicate", "conflict"):
+            self.events.labels(result)
+        self.quarantined = Counter(
+            "gristmill_ledger_quarantined_events",
+            "Usage events stored with something odd about them",
+            registry=self.registry,
+        )
+        self.log_lost = Counter(
+            "gristmill_ledger_log_lost",
+            "Registrations of a log that is older than what it was acknowledged for",
+            registry=self.registry,
+        )
+        self.commit_seconds = Histogram(
+            "gristmill_ledger_commit_seconds",
+            "Time of a writing transaction, commit included",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.5, 1, 5),
+            registry=self.registry,
+        )
+        self.producers = Gauge(
+            "gristmill_ledger_producers", "Registered producers", registry=self.registry
+        )
+        self.heartbeat_age_seconds = Gauge(
+            "gristmill_ledger_heartbeat_age_seconds",
+            "Age of the newest heartbeat of any session; -1 before the first",
+            registry=self.registry,
+        )
+        self.heartbeat_age_seconds.set(-1)
+
+    def committed(self, seconds: float) -> None:
+        self.commit_seconds.observe(seconds)
+
+    def text(self, *, producers: int, heartbeat_us: int | None) -> bytes:
+        """The exposition text, with the gauges brought up to date."""
+        self.producers.set(producers)
+        if heartbeat_us is not None:
+            self.heartbeat_age_seconds.set(time.time() - heartbeat_us / 1e6)
+        return generate_latest(self.registry)

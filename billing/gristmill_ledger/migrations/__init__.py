@@ -1,0 +1,1 @@
+"""Alembic's steps. Once released, a step is never edited."""

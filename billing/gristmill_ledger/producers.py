@@ -1,0 +1,67 @@
+"""Registration of producers: one for each session log, fenced by its epoch."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from gristmill_contracts.errors import ConflictError, FencedError
+from gristmill_contracts.http import ProducerCursor, RegisterProducer
+from gristmill_contracts.units import now_us
+from gristmill_ledger import checks, schema
+from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.events import lock_producer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    cursor: ProducerCursor
+    log_lost: bool
+    """The ledger holds events above the head of this log: its log is gone or older."""
+
+
+def check_registration(request: RegisterProducer) -> None:
+    """Raise InvalidRequestError naming the field that is out of bounds."""
+    for field in ("producer", "tenant", "session"):
+        checks.text(field, getattr(request, field))
+    for field in ("epoch", "attempt", "head_seq"):
+        checks.quantity(field, getattr(request, field))
+
+
+def register_producer(connection: Connection, request: RegisterProducer) -> Registered:
+    """Make the producer known, or learn its newer epoch. The cursor outlives epochs.
+
+    It must: a log that is gone is recognised by a head below what the ledger acknowledged.
+    Raises FencedError for a lower epoch, ConflictError for another tenant or session.
+    """
+    insert_or_skip(
+        connection,
+        schema.producer,
+        producer=request.producer,
+        tenant=request.tenant,
+        session=request.session,
+        epoch=request.epoch,
+        attempt=request.attempt,
+        head_seq=request.head_seq,
+        acked_seq=0,
+        registered_us=now_us(),
+    )
+    state = lock_producer(connection, request.producer)
+    if (state.tenant, state.session) != (request.tenant, request.session):
+        raise ConflictError(
+            f"producer {request.producer} belongs to session {state.session} of {state.tenant}, "
+            f"not {request.session} of {request.tenant}; name another producer"
+        )
+    if request.epoch < state.epoch:
+        raise FencedError(
+            f"producer {request.producer} registers epoch {request.epoch}, but epoch "
+            f"{state.epoch} owns the session; stop"
+        )
+    connection.execute(
+        schema.producer.update()
+        .where(schema.producer.c.producer == request.producer)
+        .values(epoch=request.epoch, attempt=request.attempt, head_seq=request.head_seq)
+    )
+    return Registered(
+        cursor=ProducerCursor(producer=request.producer, acked_seq=state.acked_seq),
+        log_lost=state.acked_seq > request.head_seq,
+    )

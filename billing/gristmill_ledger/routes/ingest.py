@@ -1,0 +1,73 @@
+"""What meters send: registrations, usage, heartbeats."""
+
+import logging
+
+from fastapi import APIRouter, Request, Response
+
+from gristmill_contracts import limits
+from gristmill_contracts.http import Empty, Heartbeat, RegisterProducer, UsageBatch
+from gristmill_contracts.units import now_us
+from gristmill_ledger.events import Stored, check_batch, store_batch
+from gristmill_ledger.heartbeats import check_heartbeats
+from gristmill_ledger.ledger import Ledger
+from gristmill_ledger.problems import TooLargeError
+from gristmill_ledger.producers import check_registration, register_producer
+from gristmill_ledger.wire import answer, read_message
+
+log = logging.getLogger(__name__)
+router = APIRouter()
+
+
+@router.post("/v1/producers")
+async def register(request: Request) -> Response:
+    ledger: Ledger = request.app.state.ledger
+    message = await read_message(request, RegisterProducer)
+    check_registration(message)
+    registered = await ledger.database.write(lambda c: register_producer(c, message))
+    fields = {"producer": message.producer, "epoch": message.epoch, "head_seq": message.head_seq}
+    fields["acked_seq"] = registered.cursor.acked_seq
+    if registered.log_lost:
+        ledger.metrics.log_lost.inc()
+        log.error("producer_log_lost", extra=fields)
+    else:
+        log.info("producer_registered", extra=fields)
+    return answer(registered.cursor)
+
+
+@router.post("/v1/usage/batches")
+async def receive(request: Request) -> Response:
+    ledger: Ledger = request.app.state.ledger
+    batch = await read_message(request, UsageBatch)
+    if len(batch.events) > limits.BATCH_EVENTS_MAX:
+        raise TooLargeError(
+            f"the batch holds {len(batch.events)} events; send at most {limits.BATCH_EVENTS_MAX}"
+        )
+    check_batch(batch)
+    book = ledger.settings.price_book
+    stored = await ledger.database.write(
+        lambda c: store_batch(c, batch, book=book, now_us=now_us())
+    )
+    _report(ledger, stored)
+    return answer(stored.cursor)
+
+
+def _report(ledger: Ledger, stored: Stored) -> None:
+    events = ledger.metrics.events
+    events.labels("inserted").inc(stored.inserted)
+    events.labels("duplicate").inc(stored.duplicates)
+    events.labels("conflict").inc(len(stored.conflicts))
+    ledger.metrics.quarantined.inc(stored.quarantined)
+    for event in stored.conflicts:
+        log.error(
+            "usage_event_dead_lettered",
+            extra={"event_id": event.event_id, "producer": stored.cursor.producer},
+        )
+
+
+@router.post("/v1/heartbeats")
+async def beat(request: Request) -> Response:
+    ledger: Ledger = request.app.state.ledger
+    heartbeats = await read_message(request, list[Heartbeat])
+    check_heartbeats(heartbeats)
+    await ledger.beat(heartbeats)
+    return answer(Empty())

@@ -1,0 +1,185 @@
+"""The tables, as SQLAlchemy Core sees them. The migrations make them; a test compares the two.
+
+Facts (`FACT_TABLES`) are append-only: triggers refuse UPDATE and DELETE on both databases. The rest
+is state. Quantities and times are 64-bit integers; times are UTC microseconds. SQLite's are STRICT.
+"""
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text
+
+INT64 = BigInteger().with_variant(Integer(), "sqlite")
+
+metadata = MetaData()
+
+tenant = Table(
+    "tenant",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("account_id", Text, nullable=False, unique=True),
+    Column("created_us", INT64, nullable=False),
+)
+"""A tenant and its 12-digit account id."""
+
+counter = Table(
+    "counter",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", INT64, nullable=False),
+)
+"""Numbers handed out under a row lock: `account_id`, `heartbeat`. State."""
+
+session = Table(
+    "session",
+    metadata,
+    Column("uid", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("rank", INT64, nullable=False),
+    Column("created_us", INT64, nullable=False),
+)
+
+producer = Table(
+    "producer",
+    metadata,
+    Column("producer", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("session", Text, nullable=False),
+    Column("epoch", INT64, nullable=False),
+    Column("attempt", INT64, nullable=False),
+    Column("head_seq", INT64, nullable=False),
+    Column("acked_seq", INT64, nullable=False),
+    Column("registered_us", INT64, nullable=False),
+)
+"""How far each session log was received. State: it moves in the transaction that stores the events."""
+
+tenant_head = Table(
+    "tenant_head",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("seq", INT64, nullable=False),
+)
+"""The highest `usage_event.seq` of a tenant; locked by whoever numbers new events. State."""
+
+usage_event = Table(
+    "usage_event",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("seq", INT64, primary_key=True, autoincrement=False),
+    Column("event_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("n", INT64, nullable=False),
+    Column("session", Text, nullable=False),
+    Column("stream", Text, nullable=False),
+    Column("number", INT64, nullable=False),
+    Column("operation", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("producer", Text, nullable=False),
+    Column("producer_seq", INT64, nullable=False),
+    Column("attempt", INT64, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("completeness", Text, nullable=False),
+    Column("op_start_us", INT64, nullable=False),
+    Column("op_end_us", INT64, nullable=False),
+    Column("ingested_us", INT64, nullable=False),
+    Column("prefill", INT64),
+    Column("cached_prefill", INT64),
+    Column("sample", INT64),
+    Column("train", INT64),
+    Column("quarantined", Text),
+    Column("enc_v", INT64, nullable=False),
+    Column("payload_hash", LargeBinary, nullable=False),
+)
+"""One row for each operation that was released, gapless by `seq` in its tenant.
+
+The token columns are disjoint, and NULL together where completeness is `unknown`.
+`quarantined` names what is odd about the row (comma list), NULL where nothing is.
+"""
+
+dead_letter = Table(
+    "dead_letter",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("event_id", Text, primary_key=True),
+    Column("payload_hash", LargeBinary, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("producer", Text, nullable=False),
+    Column("producer_seq", INT64, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("received_us", INT64, nullable=False),
+)
+"""Events whose id is taken by another payload: kept whole (msgpack) for a decision."""
+
+checkpoint_group = Table(
+    "checkpoint_group",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("description", Text, nullable=False),
+    Column("created_us", INT64, nullable=False),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("session", Text, nullable=False),
+    Column("group_name", Text, nullable=False),
+    Column("version", INT64, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("rank", INT64, nullable=False),
+    Column("alpha", INT64, nullable=False),
+    Column("size_bytes", INT64, nullable=False),
+    Column("manifest_sha256", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("created_us", INT64, nullable=False),
+)
+
+checkpoint_tombstone = Table(
+    "checkpoint_tombstone",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("deleted_us", INT64, nullable=False),
+)
+
+price_book = Table(
+    "price_book",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("currency", Text, nullable=False),
+    Column("created_us", INT64, nullable=False),
+)
+
+price = Table(
+    "price",
+    metadata,
+    Column("book", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("token_type", Text, primary_key=True),
+    Column("effective_from_us", INT64, primary_key=True, autoincrement=False),
+    Column("micros_per_mtok", INT64, nullable=False),
+    Column("created_us", INT64, nullable=False),
+)
+"""In force from `effective_from_us` until the next row of the same book, model and token type."""
+
+heartbeat = Table(
+    "heartbeat",
+    metadata,
+    Column("session", Text, primary_key=True),
+    Column("cursor", INT64, nullable=False, unique=True),
+    Column("attempt", INT64, nullable=False),
+    Column("at_us", INT64, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""The newest heartbeat of each session (msgpack). State."""
+
+FACT_TABLES: Final = (
+    "tenant", "session", "usage_event", "dead_letter", "checkpoint_group", "checkpoint",
+    "checkpoint_tombstone", "price_book", "price",
+)  # fmt: skip

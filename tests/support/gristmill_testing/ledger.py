@@ -1,0 +1,151 @@
+"""A ledger for tests: served in this process on a loopback port, with a client that speaks msgpack."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+import uvicorn
+
+from gristmill_contracts.errors import error_from
+from gristmill_contracts.http import (
+    CONTENT_TYPE,
+    Problem,
+    ProducerCursor,
+    RegisterProducer,
+    UsageBatch,
+)  # fmt: skip
+from gristmill_contracts.ids import OpId, SessionUid, TenantName, UsageKind, event_id
+from gristmill_contracts.usage import Counts, UsageEvent
+from gristmill_ledger.app import make_app
+from gristmill_ledger.ledger import Ledger
+from gristmill_ledger.settings import LedgerSettings
+
+Message = TypeVar("Message")
+START_US = 1_764_460_800_000_000
+"""2025-11-30T00:00:00Z: when events of `make_event` begin unless told."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LedgerClient:
+    """Calls one ledger. Refusals raise the error of their code; `call` returns the raw answer."""
+
+    url: str
+    ledger: Ledger
+    http: aiohttp.ClientSession
+
+    async def call(
+        self, method: str, path: str, message: object = None, **parameters: str | int
+    ) -> tuple[int, bytes]:
+        """Status and body of a request with a msgpack body (bytes are sent as they are)."""
+        body = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
+        async with self.http.request(
+            method,
+            self.url + path,
+            data=None if message is None else body,
+            params=parameters,
+            headers={"Content-Type": CONTENT_TYPE},
+        ) as response:
+            return response.status, await response.read()
+
+    async def ask(
+        self,
+        kind: type[Message],
+        method: str,
+        path: str,
+        message: object = None,
+        **parameters: str | int,
+    ) -> Message:
+        """The decoded answer. Raises the GristmillError that the ledger reported."""
+        status, body = await self.call(method, path, message, **parameters)
+        if status != 200:
+            problem = msgspec.msgpack.decode(body, type=Problem)
+            raise error_from(problem.code, problem.message)
+        return msgspec.msgpack.decode(body, type=kind)
+
+    async def usage(self, **parameters: str | int) -> dict[str, Any]:
+        """GET /v1/usage, which answers JSON. Raises as `ask` does."""
+        status, body = await self.call("GET", "/v1/usage", **parameters)
+        if status != 200:
+            problem = msgspec.json.decode(body, type=Problem)
+            raise error_from(problem.code, problem.message)
+        answer: dict[str, Any] = msgspec.json.decode(body)
+        return answer
+
+    async def register(
+        self, producer: str, *, tenant: str = "acme", session: str = "s-1", epoch: int = 1
+    ) -> ProducerCursor:
+        message = RegisterProducer(
+            producer=producer,
+            tenant=TenantName(tenant),
+            session=SessionUid(session),
+            epoch=epoch,
+            attempt=1,
+            head_seq=0,
+        )
+        return await self.ask(ProducerCursor, "POST", "/v1/producers", message)
+
+    async def post(
+        self, producer: str, events: list[UsageEvent], *, epoch: int = 1
+    ) -> ProducerCursor:
+        batch = UsageBatch(
+            producer=producer, epoch=epoch, first_seq=events[0].producer_seq, events=events
+        )
+        return await self.ask(ProducerCursor, "POST", "/v1/usage/batches", batch)
+
+
+@asynccontextmanager
+async def running_ledger(data_dir: Path, **settings: Any) -> AsyncIterator[LedgerClient]:
+    """Serve a ledger on a free loopback port for the length of the block."""
+    ledger = Ledger(LedgerSettings(data_dir=data_dir, **settings))
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(make_app(ledger), log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    # Not `serve`: it would take over this process's signal handlers.
+    task = asyncio.create_task(server._serve([listener]))
+    try:
+        while not server.started:
+            if task.done():
+                await task
+                raise RuntimeError("the ledger did not start")
+            await asyncio.sleep(0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with aiohttp.ClientSession() as http:
+            yield LedgerClient(url=url, ledger=ledger, http=http)
+    finally:
+        server.should_exit = True
+        await ledger.wake()
+        await task
+        listener.close()
+
+
+def make_event(number: int, **changes: Any) -> UsageEvent:
+    """Event of operation `log/<number>` of session s-1 of acme, at producer_seq `number`."""
+    session = SessionUid(changes.pop("session", "s-1"))
+    kind: UsageKind = changes.pop("kind", "usage")
+    n: int = changes.pop("n", 0)
+    fields: dict[str, Any] = {
+        "event_id": event_id(OpId(session, "log", number), kind, n),
+        "producer_seq": number,
+        "kind": kind,
+        "n": n,
+        "tenant": TenantName("acme"),
+        "session": session,
+        "stream": "log",
+        "number": number,
+        "operation": "sample",
+        "model": "tiny",
+        "project": "",
+        "attempt": 1,
+        "outcome": "completed",
+        "counts": Counts(prefill=10, cached_prefill=20, sample=5),
+        "op_start_us": START_US + number,
+        "op_end_us": START_US + number + 1,
+    }
+    return UsageEvent(**(fields | changes))
