@@ -81,7 +81,7 @@ def _family(cls: type) -> list[type]:
 
 def _is_public(name: str) -> bool:
     # pydantic makes `model_post_init` for any model with private attributes: not the library's own.
-    return name in PROTOCOL_NAMES or not name.startswith(("_", "model_"))
+    return name in PROTOCOL_NAMES or (not name.startswith("_") and name != "model_post_init")
 
 
 def _is_callable(member: Any) -> bool:
