@@ -1,0 +1,290 @@
+"""A training session as its resource and as SageMaker tells it. Pure: no clock, no store.
+
+The resource's state is the truth. This wire alone reports Running as soon as the session is accepted
+and takes operations, because its SDK gives a session up that is not Running within ten minutes, and
+it reports a wish to stop or delete at once, before anybody acted on it.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gristmill_contracts import labels
+from gristmill_contracts.errors import InvalidRequestError
+from gristmill_contracts.http import SessionView
+from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.session import (
+    BaseModelRef,
+    LoraSpec,
+    Metadata,
+    OutputSpec,
+    State,
+    TrainingSession,
+    TrainingSessionSpec,
+)
+from gristmill_contracts.usage import Counts
+from gristmill_gateway import locations
+from gristmill_gateway.sagemaker import arns
+from gristmill_gateway.sagemaker.arns import Scope
+from gristmill_gateway.sagemaker.control_validate import CreateTrainingSession
+
+DEFAULT_GROUP: Final = "sagemaker-default"
+ERROR_DETAILS_CHARS_MAX: Final = 1024
+DELETABLE: Final[frozenset[State]] = frozenset({"Stopped", "Failed", "Expired", "DeletionFailed"})
+STOPPABLE: Final[frozenset[State]] = frozenset(
+    {"Created", "Scheduled", "Running", "Blocked", "Expired"}
+)
+ENDED: Final[frozenset[State]] = frozenset({"Failed", "Stopped", "Expired"})
+
+Shape = dict[str, Any]  # Any: a shape of the service model as JSON
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def session_name(session: TrainingSession) -> str:
+    """What the session is called on this wire."""
+    return session.spec.display_name or session.metadata.name
+
+
+def session_uid(session: TrainingSession) -> SessionUid:
+    """Its durable identity, which the meter and the ledger know it by."""
+    return SessionUid(session.metadata.annotations.get(labels.SESSION_ID) or session.metadata.uid)
+
+
+def find_session(sessions: Iterable[TrainingSession], name: str) -> TrainingSession | None:
+    return next((session for session in sessions if session_name(session) == name), None)
+
+
+# --- create --------------------------------------------------------------------------------------
+
+
+def build_session(
+    request: CreateTrainingSession,
+    *,
+    tenant: str,
+    model: str,
+    group: str,
+    uid: SessionUid,
+    token: str,
+) -> TrainingSession:
+    """The resource of a checked request. model, group: plain names. token: makes a resend the same."""
+    name = request.training_session_name
+    annotations = {
+        labels.SESSION_ID: uid,
+        labels.CREATED_BY: labels.CREATED_BY_SAGEMAKER,
+        labels.SAGEMAKER_REQUEST: json.dumps(_kept(request), ensure_ascii=False),
+    }
+    return TrainingSession(
+        metadata=Metadata(name=arns.object_name(name), namespace=tenant, annotations=annotations),
+        spec=TrainingSessionSpec(
+            display_name=name,
+            client_token=token,
+            base_model_ref=BaseModelRef(name=model),
+            lora=LoraSpec(rank=request.lora_config.rank, alpha=request.lora_config.alpha),
+            output=OutputSpec(path=request.output_config.s3_location.path, checkpoint_group=group),
+            role_arn=request.role_arn,
+        ),
+    )
+
+
+def _kept(request: CreateTrainingSession) -> Shape:
+    """What was sent and has no field in the spec, as Describe gives it back."""
+    model = request.model_config_.model_dump(by_alias=True, exclude_none=True)
+    kept: Shape = {"ModelConfig": model}
+    if request.tags is not None:
+        kept["Tags"] = [tag.model_dump(by_alias=True) for tag in request.tags]
+    return kept
+
+
+def created_here(session: TrainingSession) -> bool:
+    return session.metadata.annotations.get(labels.CREATED_BY) == labels.CREATED_BY_SAGEMAKER
+
+
+def differences(
+    applied: TrainingSession, wanted: TrainingSession, account_id: str, bucket: str
+) -> list[str]:
+    """Where a create disagrees with an applied session, as sentences; empty = it may attach.
+
+    An applied session that names no role agrees with any; its output path defaults as in `locations`.
+    """
+    name = session_name(applied)
+    pairs = [
+        ("base model", applied.spec.base_model_ref.name, wanted.spec.base_model_ref.name),
+        ("LoraConfig.Rank", applied.spec.lora.rank, wanted.spec.lora.rank),
+        ("LoraConfig.Alpha", applied.spec.lora.alpha, wanted.spec.lora.alpha),
+        (
+            "OutputConfig.S3Location.Path",
+            locations.session_output(applied.spec.output.path, name, account_id, bucket).uri,
+            locations.session_output(wanted.spec.output.path, name, account_id, bucket).uri,
+        ),
+        (
+            "model package group",
+            applied.spec.output.checkpoint_group,
+            wanted.spec.output.checkpoint_group,
+        ),
+        ("RoleArn", applied.spec.role_arn or wanted.spec.role_arn, wanted.spec.role_arn),
+        ("Tags", _request_of(applied).get("Tags", []), _request_of(wanted).get("Tags", [])),
+    ]
+    return [f"{field} is {has!r}, not {asked!r}" for field, has, asked in pairs if has != asked]
+
+
+# --- status --------------------------------------------------------------------------------------
+
+
+def takes_operations(session: TrainingSession) -> bool:
+    """An accepted session with a meter to send operations to, whether or not a worker is up yet."""
+    accepted = any(c.type == "Accepted" and c.status == "True" for c in session.status.conditions)
+    return accepted and bool(session.status.endpoint)
+
+
+def reported_status(session: TrainingSession, view: SessionView | None) -> State:
+    """TrainingSessionStatus. view: what the meter says just now, None where none can be asked."""
+    state = session.status.state
+    if session.metadata.deletion_time_us is not None:
+        return "DeletionFailed" if state == "DeletionFailed" else "Deleting"
+    if state == "Expired" and session.spec.desired_state == "Stopped":
+        # The SDK's delete(stop_if_active=True) waits for Stopped, Failed or DeletionFailed alone.
+        return "Stopped"
+    if state in ENDED or state in ("Deleting", "DeletionFailed"):
+        return state
+    if session.spec.desired_state == "Stopped":
+        return "Stopping"
+    if state in ("Created", "Scheduled") and takes_operations(session):
+        state = "Running"
+    if state in ("Running", "Blocked") and view is not None:
+        state = _state_at_meter(state, view)
+    return state
+
+
+def _state_at_meter(state: State, view: SessionView) -> State:
+    """Fresher than the resource, which follows by heartbeats."""
+    if view.state == "Failed":
+        return "Failed"
+    if view.state == "Blocked":
+        return "Blocked"
+    unblocked = state == "Blocked" and view.state == "Serving"
+    return "Running" if unblocked else state
+
+
+def check_stop(name: str, status: State) -> None:
+    """Raises InvalidRequestError, in the words the SDK reads, where there is nothing left to stop."""
+    if status not in STOPPABLE:
+        raise InvalidRequestError(
+            f"Training session {name} cannot be stopped: invalid session state transition from "
+            f"{status} to Stopping"
+        )
+
+
+def check_delete(name: str, status: State) -> bool:
+    """Whether there is something to delete. Raises InvalidRequestError for a session not ended."""
+    if status == "Deleting":
+        return False
+    if status not in DELETABLE:
+        raise InvalidRequestError(
+            f"Training session {name} cannot be deleted: invalid session state transition from "
+            f"{status} to Deleting; stop it first with StopTrainingSession"
+        )
+    return True
+
+
+# --- describe ------------------------------------------------------------------------------------
+
+
+def describe(
+    session: TrainingSession,
+    scope: Scope,
+    bucket: str,
+    view: SessionView | None,
+    usage: Counts | None,
+) -> Shape:
+    """TrainingSessionDetail. usage: exact settled tokens; None = unknown now, and then left out."""
+    name = session_name(session)
+    status = reported_status(session, view)
+    kept = _request_of(session)
+    spec = session.spec
+    path = spec.output.path or locations.session_output("", name, scope.account_id, bucket).uri
+    detail: Shape = {
+        "TrainingSessionArn": arns.session_arn(scope, name),
+        "TrainingSessionName": name,
+        "TrainingSessionStatus": status,
+        "ModelPackageGroupArn": arns.group_arn(scope, spec.output.checkpoint_group),
+        "CreationTime": seconds(session.metadata.creation_time_us),
+        "LastModifiedTime": seconds(modified_us(session)),
+        "LastReceivedSequenceNumber": last_received(session, view),
+        "LoraConfig": {"Rank": spec.lora.rank, "Alpha": spec.lora.alpha},
+        "ModelConfig": kept.get("ModelConfig")
+        or {"BaseModelArn": arns.model_arn(scope.region, spec.base_model_ref.name)},
+        "OutputConfig": {"S3Location": {"Path": path}},
+        "Tags": kept.get("Tags", []),
+    }
+    if spec.role_arn:
+        detail["RoleArn"] = spec.role_arn
+    if session.status.end_time_us is not None:
+        detail["EndTime"] = seconds(session.status.end_time_us)
+    if usage is not None:
+        detail["BillableTokenUsage"] = {
+            "PrefillTokenCount": usage.prefill,
+            "SampleTokenCount": usage.sample,
+            "TrainingTokenCount": usage.train,
+        }
+    if status in ("Failed", "Blocked", "DeletionFailed"):
+        detail["ErrorDetails"] = error_details(session, view)[:ERROR_DETAILS_CHARS_MAX]
+    return detail
+
+
+def summary(session: TrainingSession, scope: Scope) -> Shape:
+    """TrainingSessionSummary."""
+    return {
+        "TrainingSessionArn": arns.session_arn(scope, session_name(session)),
+        "TrainingSessionStatus": reported_status(session, None),
+        "CreationTime": seconds(session.metadata.creation_time_us),
+        "LastModifiedTime": seconds(modified_us(session)),
+    }
+
+
+def error_details(session: TrainingSession, view: SessionView | None) -> str:
+    """Why a session is Failed or Blocked: the meter's own words first, for they are the newest."""
+    if view is not None and view.error is not None:
+        return view.error.message
+    if view is not None and view.missing_number is not None:
+        return (
+            f"operation {view.missing_number} is missing: later ones wait for it, and the session fails "
+            "if it does not arrive in time; submit it"
+        )
+    if session.status.last_failure is not None:
+        failure = session.status.last_failure
+        return failure.message or failure.reason
+    conditions = {condition.type: condition for condition in session.status.conditions}
+    for kind in ("Failed", "Blocked", "Deleted", "Serving"):
+        if kind in conditions and conditions[kind].message:
+            return conditions[kind].message
+    return f"the session is {session.status.state}"
+
+
+def last_received(session: TrainingSession, view: SessionView | None) -> int:
+    """Highest sequence number received. 0 = none yet."""
+    known = session.status.last_received_sequence
+    return known if view is None else max(known, view.last_received_number)
+
+
+def modified_us(session: TrainingSession) -> int:
+    """When the session last changed its state or a condition."""
+    status = session.status
+    times = [condition.last_transition_time_us for condition in status.conditions]
+    times += [time for time in (status.start_time_us, status.end_time_us) if time is not None]
+    return max([session.metadata.creation_time_us, *times])
+
+
+def seconds(time_us: int) -> float:
+    """Microseconds as a JSON 1.1 timestamp, to the millisecond."""
+    return round(time_us / 1e6, 3)
+
+
+def _request_of(session: TrainingSession) -> Shape:
+    """What a create sent. The annotation is anybody's to edit, so it may hold anything."""
+    try:
+        kept = json.loads(session.metadata.annotations.get(labels.SAGEMAKER_REQUEST, "{}"))
+    except ValueError:
+        return {}
+    return kept if isinstance(kept, dict) else {}
