@@ -38,9 +38,11 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
         return len(self.data) // ITEM_BYTES[self.dtype]
 
 
-def tensor(dtype: Dtype, values: list[int] | list[float], shape: tuple[int, ...] | None = None) -> Tensor:
+def tensor(
+    dtype: Dtype, values: list[int] | list[float], shape: tuple[int, ...] | None = None
+) -> Tensor:
     """Pack flat values. Raises OverflowError or TypeError where a value does not fit the dtype."""
-    packed: array.array[int] | array.array[float] = array.array(_TYPECODES[dtype], values)  # type: ignore[arg-type]
+    packed: array.array[int] | array.array[float] = array.array(_TYPECODES[dtype], values)
     if sys.byteorder == "big":
         packed.byteswap()
     return Tensor(dtype, shape if shape is not None else (len(values),), packed.tobytes())
@@ -162,7 +164,9 @@ class ComputeLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag="compute_lo
     adapter: CheckpointRef | None
 
 
-class LoadWeightsForSampling(msgspec.Struct, frozen=True, kw_only=True, tag="load_weights_for_sampling"):
+class LoadWeightsForSampling(
+    msgspec.Struct, frozen=True, kw_only=True, tag="load_weights_for_sampling"
+):
     """Make a checkpoint the session's default for sampling."""
 
     adapter: CheckpointRef

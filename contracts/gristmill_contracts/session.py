@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from gristmill_contracts import limits
 
-GROUP_VERSION = "gristmill.dev/v1alpha1"
+GROUP_VERSION: Literal["gristmill.dev/v1alpha1"] = "gristmill.dev/v1alpha1"
 
 State = Literal[
     "Created", "Scheduled", "Running", "Blocked", "Failed", "Stopping", "Stopped", "Expired", "Deleting",
@@ -40,6 +40,14 @@ class Metadata(Model):
     finalizers: list[str] = Field(default_factory=list)
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class Resource(Model):
+    """Base of all kinds: what the store needs to know of each."""
+
+    api_version: Literal["gristmill.dev/v1alpha1"] = GROUP_VERSION
+    kind: str
+    metadata: Metadata
 
 
 class Condition(Model):
@@ -128,10 +136,8 @@ class TrainingSessionStatus(Model):
     last_received_sequence: int = 0
 
 
-class TrainingSession(Model):
-    api_version: Literal["gristmill.dev/v1alpha1"] = GROUP_VERSION
+class TrainingSession(Resource):
     kind: Literal["TrainingSession"] = "TrainingSession"
-    metadata: Metadata
     spec: TrainingSessionSpec
     status: TrainingSessionStatus = Field(default_factory=TrainingSessionStatus)
 
@@ -148,10 +154,8 @@ class TenantStatus(Model):
     conditions: list[Condition] = Field(default_factory=list)
 
 
-class Tenant(Model):
-    api_version: Literal["gristmill.dev/v1alpha1"] = GROUP_VERSION
+class Tenant(Resource):
     kind: Literal["Tenant"] = "Tenant"
-    metadata: Metadata
     spec: TenantSpec = Field(default_factory=TenantSpec)
     status: TenantStatus = Field(default_factory=TenantStatus)
 
@@ -171,10 +175,8 @@ class BaseModelSpec(Model):
     """Hash of config and weights: what a checkpoint names as its base."""
 
 
-class BaseModelResource(Model):
-    api_version: Literal["gristmill.dev/v1alpha1"] = GROUP_VERSION
+class BaseModelResource(Resource):
     kind: Literal["BaseModel"] = "BaseModel"
-    metadata: Metadata
     spec: BaseModelSpec
     status: dict[str, Any] = Field(default_factory=dict)  # Any: free-form until CLUSTER fills it
 
@@ -189,10 +191,8 @@ class AccessKeySpec(Model):
     revoked_us: int | None = None
 
 
-class AccessKey(Model):
-    api_version: Literal["gristmill.dev/v1alpha1"] = GROUP_VERSION
+class AccessKey(Resource):
     kind: Literal["AccessKey"] = "AccessKey"
-    metadata: Metadata
     spec: AccessKeySpec
 
 
@@ -205,11 +205,6 @@ class EndpointSecretSpec(Model):
     secret: str
 
 
-class EndpointSecret(Model):
-    api_version: Literal["gristmill.dev/v1alpha1"] = GROUP_VERSION
+class EndpointSecret(Resource):
     kind: Literal["EndpointSecret"] = "EndpointSecret"
-    metadata: Metadata
     spec: EndpointSecretSpec
-
-
-Resource = TrainingSession | Tenant | BaseModelResource | AccessKey | EndpointSecret

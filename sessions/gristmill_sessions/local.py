@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gristmill_contracts.errors import ConflictError, NotFoundError
 from gristmill_contracts.session import Metadata, Resource
@@ -76,18 +76,16 @@ class LocalStore:
 
     def list(self, kind: type[R], namespace: str | None = None) -> list[R]:
         """All of a kind, in creation order; `namespace=None` = every namespace."""
-        where, values = "kind = ?", [_kind_name(kind)]
-        if namespace is not None:
-            where, values = where + " AND namespace = ?", [*values, namespace]
         rows = self._database().execute(
-            f"SELECT body FROM objects WHERE {where} ORDER BY created", values
-        )  # noqa: S608
+            "SELECT body FROM objects WHERE kind = ?1 AND (?2 IS NULL OR namespace = ?2) ORDER BY created",
+            (_kind_name(kind), namespace),
+        )
         return [kind.model_validate_json(body) for (body,) in rows]
 
     def update(self, resource: R) -> R:
         with self._change() as (database, revision):
             current = self._current(database, resource)
-            changed = resource.spec != current.spec
+            changed = getattr(resource, "spec", None) != getattr(current, "spec", None)
             meta = resource.metadata.model_copy(
                 update={
                     "uid": current.metadata.uid,
@@ -97,7 +95,7 @@ class LocalStore:
                     "resource_version": revision,
                 }
             )
-            values: dict[str, object] = {"metadata": meta}
+            values: dict[str, Any] = {"metadata": meta}
             if hasattr(current, "status"):
                 values["status"] = current.status
             return self._write(database, resource.model_copy(update=values))
