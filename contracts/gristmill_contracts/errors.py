@@ -98,6 +98,12 @@ class ReplayDivergedError(GristmillError):
     code = "replay_diverged"
 
 
+class LogLostError(GristmillError):
+    """The session's log is older than what the ledger knows of it: operations are missing."""
+
+    code = "log_lost"
+
+
 class InvariantError(GristmillError):
     """Our own bug, in a path where money depends on it. Raised, since -O strips asserts."""
 

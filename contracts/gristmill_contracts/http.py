@@ -33,6 +33,7 @@ gateway, cli, operator -> ledger:
     GET  /v1/checkpoints/{tenant}/{group}/{version}           -> Checkpoint
     DELETE same                                    -> Empty (tombstone: facts stay)
     GET  /v1/usage?...                             JSON: see the ledger's usage module
+    GET  /v1/events?session=&after=&limit=         -> {"events": [stored row], "next_after": seq | None}
     PUT  /v1/price-books/{name}                    PriceBook -> Empty
 """
 
@@ -49,7 +50,9 @@ CONTENT_TYPE = "application/msgpack"
 ATTEMPT_HEADER = "X-Gristmill-Attempt"
 
 OperationState = Literal["Pending", "InProgress", "Completed", "Failed", "Skipped", "Refused"]
-TERMINAL_STATES: frozenset[OperationState] = frozenset({"Completed", "Failed", "Skipped", "Refused"})
+TERMINAL_STATES: frozenset[OperationState] = frozenset(
+    {"Completed", "Failed", "Skipped", "Refused"}
+)
 
 
 class Problem(msgspec.Struct, kw_only=True):
@@ -153,6 +156,9 @@ class OpenSession(msgspec.Struct, kw_only=True):
     seed: int
     state_dir: str
     """Folder for this session's snapshots; the worker alone writes there."""
+    applied_max: int | None = None
+    """The caller's log holds this many. A live state ahead of it (an answer was lost) is dropped, and
+    the newest snapshot with `applied <= applied_max`, or a fresh adapter, takes its place."""
 
 
 class OpenedSession(msgspec.Struct, kw_only=True):
@@ -177,6 +183,8 @@ class Execute(msgspec.Struct, kw_only=True):
     op_id: str
     operation: Operation
     replay: bool = False
+    skip: bool = False
+    """Consume `index` and run nothing: in replay, for what failed or changed no state at first."""
     expected_checksum: int | None = None
     expected_fingerprint: str | None = None
 

@@ -208,6 +208,9 @@ class SaveResult(msgspec.Struct, frozen=True, kw_only=True, tag="save"):
     alpha: int
     size_bytes: int
     manifest_sha256: str
+    group: str = ""
+    """Checkpoint group, and the version in it: filled by the meter from the ledger's registration."""
+    version: int = 0
 
 
 class LoadStateResult(msgspec.Struct, frozen=True, kw_only=True, tag="load_state"):
