@@ -1,8 +1,9 @@
 """`python -m gristmill_ledger`: serve the ledger until SIGTERM."""
 
 import argparse
-import logging
+import signal
 import sys
+from typing import Final
 
 import uvicorn
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.logs import configure
 from gristmill_ledger.settings import LedgerSettings, describe_settings, unknown_variables
 
-log = logging.getLogger(__name__)
+START_FAILED: Final = 3
 
 
 class LedgerServer(uvicorn.Server):
@@ -28,7 +29,7 @@ class LedgerServer(uvicorn.Server):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 after a clean stop, 2 for bad settings."""
+    """Exit status: 0 after a clean stop, 2 for bad settings, 3 if the database or port failed."""
     parser = argparse.ArgumentParser(
         prog="python -m gristmill_ledger",
         description="Keep usage, prices, checkpoints and tenants; answer what was used and what it "
@@ -54,8 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
         access_log=False,
         timeout_graceful_shutdown=settings.shutdown_s,
     )
-    LedgerServer(config, ledger).run()
-    return 0
+    # uvicorn repeats the signal after its clean stop, which would end us as killed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+    server = LedgerServer(config, ledger)
+    server.run()
+    return 0 if server.started else START_FAILED
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import binascii
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, select, tuple_
+from sqlalchemy import Connection, Row, Select, literal, select, tuple_
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import ConflictError, InvalidRequestError
@@ -160,7 +160,8 @@ def list_checkpoints(
         query = query.where(table.group_name == group)
     key = tuple_(table.created_us, table.id)
     if after is not None:
-        place = tuple_(*_parse_cursor(after))
+        created_us, last_id = _parse_cursor(after)
+        place = tuple_(literal(created_us, table.created_us.type), literal(last_id, table.id.type))
         query = query.where(key > place if order == "asc" else key < place)
     columns = [table.created_us, table.id]
     query = query.order_by(*(c.asc() if order == "asc" else c.desc() for c in columns))

@@ -19,7 +19,7 @@ from gristmill_contracts.errors import (
     NotFoundError,
 )
 from gristmill_contracts.http import ProducerCursor, UsageBatch
-from gristmill_contracts.usage import TOKEN_TYPES, UsageEvent
+from gristmill_contracts.usage import OPERATION_KINDS, TOKEN_TYPES, UsageEvent
 from gristmill_ledger import checks, schema
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.prices import PriceList, load_prices
@@ -160,6 +160,8 @@ def oddities(
 ) -> str | None:
     """Why an event is quarantined, or None. It is stored, shown and counted all the same."""
     reasons = []
+    if event.operation not in OPERATION_KINDS:
+        reasons.append("unknown_operation")
     if not registered:
         reasons.append("unknown_session")
     if event.session != state.session:

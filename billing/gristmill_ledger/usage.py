@@ -29,6 +29,7 @@ from sqlalchemy import (
     Select,
     case,
     func,
+    literal,
     literal_column,
     select,
     tuple_,
@@ -148,7 +149,9 @@ def _conditions(query: UsageQuery, keys: list[ColumnElement[Any]]) -> Iterator[C
     if query.until_us is not None:
         yield event.op_start_us < query.until_us
     if query.after is not None and keys:
-        place = tuple_(*query.after[: len(keys)])
+        place = tuple_(
+            *(literal(part, key.type) for part, key in zip(query.after, keys, strict=False))
+        )
         columns = tuple_(*(key.element for key in keys))
         # The last group may have further token types to come.
         yield columns >= place if "token_type" in query.keys else columns > place

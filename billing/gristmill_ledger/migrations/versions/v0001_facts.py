@@ -85,10 +85,6 @@ CREATE TABLE usage_event (
     CHECK ((completeness = 'unknown') = (train IS NULL))
 ){strict};
 
-CREATE INDEX usage_event_by_session ON usage_event (session, tenant, seq);
-
-CREATE INDEX usage_event_by_start ON usage_event (tenant, op_start_us);
-
 CREATE TABLE dead_letter (
     tenant TEXT NOT NULL,
     event_id TEXT NOT NULL,
@@ -127,8 +123,6 @@ CREATE TABLE checkpoint (
     UNIQUE (tenant, group_name, version)
 ){strict};
 
-CREATE INDEX checkpoint_by_creation ON checkpoint (tenant, created_us, id);
-
 CREATE TABLE checkpoint_tombstone (
     id TEXT NOT NULL PRIMARY KEY REFERENCES checkpoint (id),
     deleted_us {int} NOT NULL
@@ -150,8 +144,6 @@ CREATE TABLE price (
     created_us {int} NOT NULL,
     PRIMARY KEY (book, model, token_type, effective_from_us)
 ){strict};
-
-CREATE INDEX price_by_start ON price (book, effective_from_us);
 
 CREATE TABLE heartbeat (
     session TEXT NOT NULL PRIMARY KEY,
