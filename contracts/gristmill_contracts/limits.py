@@ -95,6 +95,8 @@ KEY_SEGMENT_BYTES_MAX: Final = 255
 """Longest name between two slashes: what a file system holds."""
 OBJECTS_PAGE_MAX: Final = 1000
 """Keys of one ListObjectsV2 page and of one DeleteObjects call."""
+S3_BODY_BYTES_MAX: Final = 4 * 2**20
+"""Room for one DeleteObjects of OBJECTS_PAGE_MAX longest keys."""
 BUCKETS_MAX: Final = 1000
 """Buckets of one tenant."""
 ARTIFACT_CHUNK_BYTES: Final = 256 * 2**10
