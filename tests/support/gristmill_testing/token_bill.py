@@ -106,11 +106,13 @@ class MixedClient:
             "loadOptimizer": self.random.random() < 0.5,
         }
         assert self.session.run({"loadState": config})["status"] == "Completed"
-        self.has_gradient = False
+        self._consume_gradients()
 
     def refused(self) -> None:
         """Refused at submit: no token may be counted, and its number is closed."""
         refusal(lambda: self.session.submit(forward_backward(datum([7, 10**7]))))
+        assert self.session.run(optimizer_step())["status"] == "Skipped"
+        self._consume_gradients()
 
     def fails(self) -> None:
         """Accepted, and fails when it runs: no token may be counted."""
@@ -168,6 +170,11 @@ class MixedClient:
         self._expect("chat", usage["prompt_tokens"], prompt)
 
     # --- shared ------------------------------------------------------------------------------
+
+    def _consume_gradients(self) -> None:
+        """Whatever was left un-stepped before, or came with a loaded state, is stepped away."""
+        self.passes()
+        self.steps()
 
     def _row(self) -> list[int]:
         return self.random.choices(TOKEN_IDS, k=self.random.randint(2, 24))
