@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gristmill_contracts import labels
-from gristmill_contracts.errors import InvalidRequestError
+from gristmill_contracts.errors import ConflictError, InvalidRequestError
 from gristmill_contracts.http import SessionView
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.session import (
@@ -26,7 +26,7 @@ from gristmill_contracts.usage import Counts
 from gristmill_gateway import locations
 from gristmill_gateway.sagemaker import arns
 from gristmill_gateway.sagemaker.arns import Scope
-from gristmill_gateway.sagemaker.control_validate import CreateTrainingSession
+from gristmill_gateway.sagemaker.control_validate import CreateTrainingSession, ListTrainingSessions
 
 DEFAULT_GROUP: Final = "sagemaker-default"
 ERROR_DETAILS_CHARS_MAX: Final = 1024
@@ -99,6 +99,49 @@ def _kept(request: CreateTrainingSession) -> Shape:
 
 def created_here(session: TrainingSession) -> bool:
     return session.metadata.annotations.get(labels.CREATED_BY) == labels.CREATED_BY_SAGEMAKER
+
+
+def check_attach(
+    existing: TrainingSession,
+    wanted: TrainingSession,
+    account_id: str,
+    bucket: str,
+    view: SessionView | None,
+) -> None:
+    """Whether a create may have the session of that name. Raises ConflictError naming what is against it.
+
+    A create that the client sent again (same token) has the session it made. An applied session that
+    matches may be attached to while it received no operation: a new client counts from 1.
+    """
+    name = session_name(existing)
+    found = differences(existing, wanted, account_id, bucket)
+    if created_here(existing):
+        if (
+            existing.spec.client_token
+            and existing.spec.client_token == wanted.spec.client_token
+            and not found
+        ):
+            return
+        raise ConflictError(
+            f"Training session {name} already exists; choose another TrainingSessionName"
+        )
+    status = reported_status(existing, view)
+    if status not in ("Created", "Scheduled", "Running"):
+        raise ConflictError(
+            f"Training session {name} was applied and is {status}, so it cannot be attached to; "
+            "choose another TrainingSessionName"
+        )
+    if found:
+        raise ConflictError(
+            f"Training session {name} was applied with other values: {'; '.join(found)}; send the same "
+            "values to attach to it, or choose another TrainingSessionName"
+        )
+    if last_received(existing, view) > 0:
+        raise ConflictError(
+            f"Training session {name} has received operations up to sequence number "
+            f"{last_received(existing, view)}, and a new client would count from 1; choose another "
+            "TrainingSessionName"
+        )
 
 
 def differences(
@@ -186,6 +229,31 @@ def check_delete(name: str, status: State) -> bool:
             f"{status} to Deleting; stop it first with StopTrainingSession"
         )
     return True
+
+
+# --- lists ---------------------------------------------------------------------------------------
+
+
+def place(session: TrainingSession) -> list[int | str]:
+    """Where a session stands in a list, which has the newest first."""
+    return [session.metadata.creation_time_us, session.metadata.uid]
+
+
+def choose(
+    sessions: Iterable[TrainingSession], request: ListTrainingSessions
+) -> list[TrainingSession]:
+    """The sessions that pass the filters of a list, in its order."""
+    return sorted((each for each in sessions if _passes(each, request)), key=place, reverse=True)
+
+
+def _passes(session: TrainingSession, request: ListTrainingSessions) -> bool:
+    created = seconds(session.metadata.creation_time_us)
+    return (
+        (request.name_contains or "") in session_name(session)
+        and request.status_equals in (None, reported_status(session, None))
+        and (request.creation_time_after is None or created > request.creation_time_after)
+        and (request.creation_time_before is None or created < request.creation_time_before)
+    )
 
 
 # --- describe ------------------------------------------------------------------------------------

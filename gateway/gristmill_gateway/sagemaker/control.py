@@ -1,0 +1,258 @@
+"""Answers the training session operations. Decides in `control_session`, does here."""
+
+import asyncio
+import time
+from typing import Any
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
+from gristmill_contracts.http import SessionView
+from gristmill_contracts.ids import new_session_uid
+from gristmill_contracts.session import Tenant, TrainingSession
+from gristmill_contracts.usage import Counts
+from gristmill_gateway import locations
+from gristmill_gateway.sagemaker import arns, control_pages, control_session, hub
+from gristmill_gateway.sagemaker.control_context import Caller, Context
+from gristmill_gateway.sagemaker.control_fields import check_tags, read_request
+from gristmill_gateway.sagemaker.control_validate import (
+    CreateTrainingSession,
+    ListTrainingSessions,
+    NamedSession,
+)
+from gristmill_gateway.sagemaker.hub_calls import list_models
+from gristmill_gateway.sagemaker.registry_calls import ensure_group, require_group
+
+Body = dict[str, Any]  # Any: JSON
+
+POLL_S = 0.05
+"""How often a held create looks whether the store changed: one read of a number."""
+UPDATE_TRIES_MAX = 20
+
+
+# --- create --------------------------------------------------------------------------------------
+
+
+async def create_training_session(context: Context, caller: Caller, body: Body) -> Body:
+    """Create or attach, then hold the answer until the session takes operations or the wait is over."""
+    request = read_request(CreateTrainingSession, "CreateTrainingSession", body)
+    _check_request(request)
+    tenant = await find_tenant(context, caller.tenant)
+    if tenant is not None and tenant.spec.suspended:
+        raise ForbiddenError(
+            f"tenant {caller.tenant!r} is suspended: no session can be created until an operator lifts it"
+        )
+    wanted = await _wanted_session(context, caller, request)
+    session = await _create_or_attach(context, caller, wanted, default_bucket(tenant))
+    await _hold_until_it_serves(context, session)
+    return {
+        "TrainingSessionArn": arns.session_arn(caller.scope, control_session.session_name(session))
+    }
+
+
+def _check_request(request: CreateTrainingSession) -> None:
+    """What no shape can say. Raises InvalidRequestError; nothing asked for is left out in silence."""
+    check_tags(request.tags)
+    locations.parse_s3_uri(request.output_config.s3_location.path)
+    if request.vpc_config is not None:
+        raise InvalidRequestError(
+            "VpcConfig names security groups and subnets, and this installation has neither egress profiles "
+            "nor node pools to stand for them; leave VpcConfig out"
+        )
+    if request.output_config.s3_location.kms_key_arn is not None:
+        raise InvalidRequestError(
+            "OutputConfig.S3Location.KmsKeyArn: the account has no encryption keys, and checkpoints would be "
+            "written unencrypted; leave it out"
+        )
+
+
+async def _wanted_session(
+    context: Context, caller: Caller, request: CreateTrainingSession
+) -> TrainingSession:
+    base = arns.parse_base_model(request.model_config_.base_model_arn)
+    model = hub.find_model(base, await list_models(context))
+    if request.model_package_group_arn is None:
+        group = control_session.DEFAULT_GROUP
+        await ensure_group(context, caller.tenant, group)
+    else:
+        group = arns.parse_group(request.model_package_group_arn, caller.scope.account_id)
+        await require_group(context, caller.tenant, group)
+    return control_session.build_session(
+        request,
+        tenant=caller.tenant,
+        model=model.metadata.name,
+        group=group,
+        uid=new_session_uid(),
+        token=caller.invocation_id[: limits.CLIENT_TOKEN_CHARS_MAX],
+    )
+
+
+async def _create_or_attach(
+    context: Context, caller: Caller, wanted: TrainingSession, bucket: str
+) -> TrainingSession:
+    """Raises ConflictError naming what differs from the session that has the name."""
+    name = control_session.session_name(wanted)
+    existing = control_session.find_session(await _list(context, caller.tenant), name)
+    if existing is None:
+        try:
+            return await asyncio.to_thread(context.store.create, wanted)
+        except ConflictError:
+            # Somebody else was faster: judge against what they made.
+            existing = control_session.find_session(await _list(context, caller.tenant), name)
+            if existing is None:
+                raise
+    view = await context.session_view(existing)
+    control_session.check_attach(existing, wanted, caller.scope.account_id, bucket, view)
+    return existing
+
+
+async def _hold_until_it_serves(context: Context, session: TrainingSession) -> None:
+    """Return once Describe will say Running (or the session ended), or after CREATE_WAIT_S_MAX.
+
+    The SDK polls only every 10 s, so an answer that comes too early costs its user that much.
+    """
+    deadline = time.monotonic() + limits.CREATE_WAIT_S_MAX
+    seen = -1
+    while time.monotonic() < deadline:
+        revision = await asyncio.to_thread(context.store.revision)
+        if revision != seen:
+            seen = revision
+            try:
+                session = await _read(context, session)
+            except NotFoundError:
+                return
+            if control_session.reported_status(session, None) not in ("Created", "Scheduled"):
+                return
+        await asyncio.sleep(POLL_S)
+
+
+# --- describe and list ---------------------------------------------------------------------------
+
+
+async def describe_training_session(context: Context, caller: Caller, body: Body) -> Body:
+    request = read_request(NamedSession, "DescribeTrainingSession", body)
+    session = await require_session(context, caller.tenant, request.training_session_name)
+    tenant = await find_tenant(context, caller.tenant)
+    view = await context.session_view(session)
+    usage = await settled_usage(context, session, view)
+    detail = control_session.describe(session, caller.scope, default_bucket(tenant), view, usage)
+    return {"TrainingSessionDetail": detail}
+
+
+async def settled_usage(
+    context: Context, session: TrainingSession, view: SessionView | None
+) -> Counts | None:
+    """Exact tokens of the session so far: what its meter settled, posted or about to be.
+
+    Without a meter everything was posted, so the ledger knows. None = unknown now: never a guess.
+    """
+    if view is not None and view.state != "Recovering":
+        return view.counts
+    uid = control_session.session_uid(session)
+    try:
+        return await context.ledger.session_usage(session.metadata.namespace, uid)
+    except UnavailableError:
+        return None
+
+
+async def list_training_sessions(context: Context, caller: Caller, body: Body) -> Body:
+    """Newest first."""
+    request = read_request(ListTrainingSessions, "ListTrainingSessions", body)
+    plain = request.model_copy(update={"next_token": None, "max_results": None})
+    question = (caller.tenant, "ListTrainingSessions", plain)
+    found = control_session.choose(await _list(context, caller.tenant), request)
+    if request.next_token is not None:
+        kinds = (int, str)
+        place = control_pages.read_token(context.token_key, question, request.next_token, kinds)
+        found = [each for each in found if control_session.place(each) < place]
+    shown = found[: request.max_results or limits.LIST_PAGE_MAX]
+    answer: Body = {
+        "TrainingSessionSummaries": [control_session.summary(each, caller.scope) for each in shown]
+    }
+    if shown and len(found) > len(shown):
+        place = control_session.place(shown[-1])
+        answer["NextToken"] = control_pages.make_token(context.token_key, question, place)
+    return answer
+
+
+# --- stop and delete -----------------------------------------------------------------------------
+
+
+async def stop_training_session(context: Context, caller: Caller, body: Body) -> Body:
+    request = read_request(NamedSession, "StopTrainingSession", body)
+    name = request.training_session_name
+    for _ in range(UPDATE_TRIES_MAX):
+        session = await require_session(context, caller.tenant, name)
+        status = control_session.reported_status(session, await context.session_view(session))
+        control_session.check_stop(name, status)
+        spec = session.spec.model_copy(update={"desired_state": "Stopped"})
+        try:
+            await asyncio.to_thread(context.store.update, session.model_copy(update={"spec": spec}))
+        except ConflictError:
+            continue
+        return {}
+    raise UnavailableError(
+        f"training session {name} is changing too fast to be stopped now; try again"
+    )
+
+
+async def delete_training_session(context: Context, caller: Caller, body: Body) -> Body:
+    request = read_request(NamedSession, "DeleteTrainingSession", body)
+    name = request.training_session_name
+    session = await require_session(context, caller.tenant, name)
+    status = control_session.reported_status(session, await context.session_view(session))
+    if control_session.check_delete(name, status):
+        meta = session.metadata
+        try:
+            await asyncio.to_thread(
+                context.store.delete, TrainingSession, meta.namespace, meta.name
+            )
+        except NotFoundError:
+            return {}
+    return {}
+
+
+# --- store ---------------------------------------------------------------------------------------
+
+
+async def require_session(context: Context, tenant: str, name: str) -> TrainingSession:
+    """The tenant's session of that name on this wire. Raises NotFoundError."""
+    try:
+        session = await asyncio.to_thread(
+            context.store.get, TrainingSession, tenant, arns.object_name(name)
+        )
+        if control_session.session_name(session) == name:
+            return session
+    except NotFoundError:
+        pass
+    # An applied session may have a display name that its object name does not follow from.
+    found = control_session.find_session(await _list(context, tenant), name)
+    if found is None:
+        raise NotFoundError(
+            f"Training session {name} does not exist; ListTrainingSessions shows what does"
+        )
+    return found
+
+
+async def find_tenant(context: Context, name: str) -> Tenant | None:
+    tenants = await asyncio.to_thread(context.store.list, Tenant, None)
+    return next((tenant for tenant in tenants if tenant.metadata.name == name), None)
+
+
+def default_bucket(tenant: Tenant | None) -> str:
+    """The tenant's own choice; empty where it made none."""
+    return "" if tenant is None else tenant.spec.default_bucket
+
+
+async def _list(context: Context, tenant: str) -> list[TrainingSession]:
+    return await asyncio.to_thread(context.store.list, TrainingSession, tenant)
+
+
+async def _read(context: Context, session: TrainingSession) -> TrainingSession:
+    meta = session.metadata
+    return await asyncio.to_thread(context.store.get, TrainingSession, meta.namespace, meta.name)

@@ -1,0 +1,37 @@
+"""What a control plane handler is given: who asks, and the few things it may use."""
+
+from typing import Protocol
+
+from gristmill_contracts.http import SessionView
+from gristmill_contracts.session import TrainingSession
+from gristmill_gateway.ledger_client import LedgerClient
+from gristmill_gateway.sagemaker.arns import Scope
+from gristmill_sessions.port import ResourceStore
+
+
+class Caller(Protocol):
+    """An authenticated caller."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def scope(self) -> Scope: ...
+    @property
+    def invocation_id(self) -> str:
+        """What the client sends again with every retry of one call; empty if it sends none."""
+        ...
+
+
+class Context(Protocol):
+    @property
+    def store(self) -> ResourceStore: ...
+    @property
+    def ledger(self) -> LedgerClient: ...
+    @property
+    def token_key(self) -> bytes:
+        """Signs NextTokens."""
+        ...
+
+    async def session_view(self, session: TrainingSession) -> SessionView | None:
+        """What the session's meter says now; None where there is no meter or it cannot be reached."""
+        ...
