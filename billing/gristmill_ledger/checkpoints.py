@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import Connection, Row, Select, literal, select, tuple_
@@ -182,10 +182,10 @@ def _listing() -> Select[*tuple[object, ...]]:
 
 
 def _checkpoint(row: Row[*tuple[object, ...]]) -> Checkpoint:
-    facts = dict(row._mapping)
+    facts: dict[str, Any] = dict(row._mapping)  # Any: column values
     facts["group"] = facts.pop("group_name")
     facts["deleted"] = facts.pop("deleted_us") is not None
-    return msgspec.convert(facts, Checkpoint)
+    return Checkpoint(**facts)
 
 
 def _cursor(last: Checkpoint) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
+from sqlite3 import OperationalError as SqliteOperationalError
 from typing import Final, TypeVar
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event, text
@@ -27,6 +28,7 @@ Answer = TypeVar("Answer")
 Work = Callable[[Connection], Answer]
 
 RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01"})
+SWITCH_PAUSE_S: Final = 0.02
 READ_ONLY: Final = "gristmill_read_only"
 
 
@@ -65,7 +67,7 @@ def _sqlite_engine(url: URL, busy_timeout_s: float, connections: int) -> Engine:
         # The driver must not begin transactions by itself: `begin` below says how.
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout={int(busy_timeout_s * 1000)}")
-        connection.execute("PRAGMA journal_mode=WAL")
+        _switch_to_wal(connection, time.monotonic() + busy_timeout_s)
         # NORMAL may lose acknowledged commits at a power cut.
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
@@ -80,10 +82,25 @@ def _sqlite_engine(url: URL, busy_timeout_s: float, connections: int) -> Engine:
     return engine
 
 
+def _switch_to_wal(connection: SqliteConnection, deadline: float) -> None:
+    """Several processes may open a new file at once, and SQLite does not wait for this lock."""
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except SqliteOperationalError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(SWITCH_PAUSE_S)
+        else:
+            return
+
+
 def insert_or_skip(connection: Connection, table: Table, **values: object) -> bool:
     """Insert a row unless one with its key exists. True if it was inserted."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(table).values(**values).on_conflict_do_nothing()
+    # Without the option psycopg's count is gone by the time that it is asked for.
+    statement = statement.execution_options(preserve_rowcount=True)
     return connection.execute(statement).rowcount == 1
 
 

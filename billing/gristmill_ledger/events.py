@@ -183,11 +183,12 @@ def oddities(
 def store_batch(connection: Connection, batch: UsageBatch, *, book: str, now_us: int) -> Stored:
     """Store a checked batch and move its producer's cursor. Raises as `decide` says."""
     state = lock_producer(connection, batch.producer)
+    # Before the look: another producer of the tenant may be about to store the same events.
+    head = _lock_head(connection, state.tenant)
     known = _known_hashes(connection, state.tenant, [event.event_id for event in batch.events])
     decision = decide(batch, state, known)
     rows = _rows(connection, decision.new, state, book=book, now_us=now_us)
     if rows:
-        head = _lock_head(connection, state.tenant)
         for seq, row in enumerate(rows, start=head + 1):
             row["seq"] = seq
         connection.execute(schema.usage_event.insert(), rows)

@@ -149,3 +149,9 @@ def make_event(number: int, **changes: Any) -> UsageEvent:
         "op_end_us": START_US + number + 1,
     }
     return UsageEvent(**(fields | changes))
+
+
+def make_batch(producer: str, events: list[UsageEvent], *, epoch: int = 1) -> UsageBatch:
+    """A batch that begins where its first event says."""
+    first_seq = events[0].producer_seq
+    return UsageBatch(producer=producer, epoch=epoch, first_seq=first_seq, events=events)

@@ -1,0 +1,106 @@
+"""Facts can be neither changed nor removed, on either database, by whatever statement."""
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from gristmill_contracts.http import RegisterCheckpoint
+from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
+from gristmill_contracts.usage import Counts
+from gristmill_ledger import schema
+from gristmill_ledger.checkpoints import delete_checkpoint, register_checkpoint
+from gristmill_ledger.database import Database
+from gristmill_ledger.registry import put_tenant
+from gristmill_testing.ledger import START_US, make_event
+from gristmill_testing.ledger_store import name_session, post, register, stored_rows
+
+
+def fill(database: Database) -> None:
+    """At least one row in every table of facts."""
+    register(database)
+    name_session(database, "s-1", "first")
+    post(database, [make_event(1), make_event(1, producer_seq=2, counts=Counts())])
+    checkpoint = RegisterCheckpoint(
+        id=CheckpointId("c-1"),
+        tenant=TenantName("acme"),
+        session=SessionUid("s-1"),
+        group="g",
+        kind="state",
+        path="a/b",
+        model="tiny",
+        rank=8,
+        alpha=16,
+        size_bytes=1,
+        manifest_sha256="0" * 64,
+        description="",
+        created_us=START_US,
+    )
+    database.write_now(lambda c: register_checkpoint(c, checkpoint))
+    database.write_now(lambda c: delete_checkpoint(c, "acme", "g", 1))
+    database.write_now(lambda c: put_tenant(c, "acme"))
+
+
+def statements(table: str) -> list[str]:
+    column = next(iter(schema.metadata.tables[table].columns)).name
+    return [f"UPDATE {table} SET {column} = {column}", f"DELETE FROM {table}"]
+
+
+@pytest.mark.parametrize("table", schema.FACT_TABLES)
+def test_a_fact_can_be_neither_updated_nor_deleted(database: Database, table: str) -> None:
+    fill(database)
+    before = stored_rows(database, table)
+    assert before
+    for statement in statements(table):
+        with pytest.raises(DBAPIError, match="append-only"), database.engine.begin() as connection:
+            connection.execute(text(statement))
+    assert stored_rows(database, table) == before
+
+
+def test_a_fact_can_not_be_replaced_or_truncated(database: Database) -> None:
+    fill(database)
+    before = stored_rows(database)
+    statement = "TRUNCATE usage_event"
+    if database.engine.dialect.name == "sqlite":
+        statement = "INSERT OR REPLACE INTO usage_event SELECT * FROM usage_event"
+    with pytest.raises(DBAPIError, match="append-only"), database.engine.begin() as connection:
+        connection.execute(text(statement))
+    assert stored_rows(database) == before
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("prefill", "-1"),
+        ("seq", "0"),
+        ("kind", "'gift'"),
+        ("outcome", "'lost'"),
+        ("train", "NULL"),
+        ("payload_hash", "payload_hash_short"),
+        ("event_id", "event_id"),
+    ],
+)
+def test_the_database_itself_refuses_an_impossible_event(
+    database: Database, column: str, value: str
+) -> None:
+    """Last line of defence, should a check in the program be lost. `event_id`: kept as it is."""
+    fill(database)
+    names = [c.name for c in schema.usage_event.columns]
+    replaced = {"seq": "99", "event_id": "'fresh'", column: value}
+    if value == "payload_hash_short":
+        replaced[column] = "substr(payload_hash, 1, 8)"
+    values = ", ".join(replaced.get(name, name) for name in names)
+    statement = f"INSERT INTO usage_event ({', '.join(names)}) SELECT {values} FROM usage_event"
+    with pytest.raises(DBAPIError, match=r"(?i)constraint"), database.engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+def test_sqlite_refuses_a_quantity_that_is_no_integer(database: Database) -> None:
+    if database.engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL's columns are typed in any case")
+    fill(database)
+    names = [c.name for c in schema.usage_event.columns]
+    replaced = {"seq": "99", "event_id": "'fresh'", "sample": "'many'"}
+    values = ", ".join(replaced.get(name, name) for name in names)
+    statement = f"INSERT INTO usage_event ({', '.join(names)}) SELECT {values} FROM usage_event"
+    with pytest.raises(DBAPIError, match="INTEGER"), database.engine.begin() as connection:
+        connection.execute(text(statement))

@@ -1,0 +1,120 @@
+"""The migrations make what `schema.py` says, and carry the rows of every earlier version over."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from gristmill_ledger import schema
+from gristmill_ledger.database import Database, open_engine
+from gristmill_ledger.migrate import migrate
+from gristmill_testing.ledger import make_event
+from gristmill_testing.ledger_store import name_session, post, register, stored_rows
+
+REVISIONS = ("0001", "0002")
+
+
+def open_unmigrated(url: str) -> Database:
+    return Database(
+        open_engine(url, busy_timeout_s=30, connections=2), readers=1, writes_pending_max=1
+    )
+
+
+def test_the_list_of_revisions_above_is_whole() -> None:
+    config = Config()
+    config.set_main_option("script_location", "gristmill_ledger:migrations")
+    scripts = ScriptDirectory.from_config(config)
+    found = [script.revision for script in scripts.walk_revisions()]
+    assert tuple(reversed(found)) == REVISIONS
+
+
+def test_the_migrated_database_is_what_the_schema_says(database: Database) -> None:
+    """Nothing to add, remove or alter, types and nullability included (indices are migrations')."""
+
+    def tables_only(_name: str | None, kind: str, *_rest: object) -> bool:
+        return kind in ("table", "column", "schema")
+
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "include_name": tables_only}
+        )
+        found = [
+            difference
+            for difference in compare_metadata(context, schema.metadata)
+            if not (isinstance(difference, tuple) and "constraint" in difference[0])
+        ]
+    assert found == []
+
+
+def test_sqlite_tables_are_strict(database: Database) -> None:
+    if database.engine.dialect.name != "sqlite":
+        pytest.skip("STRICT is SQLite's")
+    with database.engine.connect() as connection:
+        rows = connection.execute(text("PRAGMA table_list")).all()
+    ours = {row.name: row.strict for row in rows if row.name in schema.metadata.tables}
+    assert ours == dict.fromkeys(schema.metadata.tables, 1)
+
+
+@pytest.mark.parametrize("start", REVISIONS)
+def test_rows_of_every_version_survive_the_way_to_the_newest(database_url: str, start: str) -> None:
+    database = open_unmigrated(database_url)
+    try:
+        migrate(database.engine, start)
+        register(database)
+        name_session(database, "s-1", "first")
+        post(database, [make_event(n) for n in range(1, 6)])
+        before = {name: stored_rows(database, name) for name in ("usage_event", "session")}
+        migrate(database.engine)
+        assert {name: stored_rows(database, name) for name in before} == before
+        post(database, [make_event(6)])
+        assert [row["seq"] for row in stored_rows(database)] == [1, 2, 3, 4, 5, 6]
+        with pytest.raises(DBAPIError, match="append-only"), database.engine.begin() as connection:
+            connection.execute(text("DELETE FROM usage_event"))
+        indices = inspect(database.engine).get_indexes("usage_event")
+        assert {index["name"] for index in indices} >= {"usage_event_by_session"}
+    finally:
+        database.close()
+
+
+def test_migrating_again_changes_nothing(database: Database) -> None:
+    prices = stored_rows(database, "price")
+    migrate(database.engine)
+    assert stored_rows(database, "price") == prices
+
+
+def test_processes_that_start_together_migrate_once(database_url: str) -> None:
+    databases = [open_unmigrated(database_url) for _ in range(4)]
+    barrier = threading.Barrier(len(databases))
+
+    def start(database: Database) -> None:
+        barrier.wait(timeout=30)
+        migrate(database.engine)
+
+    try:
+        with ThreadPoolExecutor(len(databases)) as pool:
+            for job in [pool.submit(start, database) for database in databases]:
+                job.result()
+        assert len(stored_rows(databases[0], "price")) == 4
+    finally:
+        for database in databases:
+            database.close()
+
+
+def test_a_database_of_a_newer_version_is_refused(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(CommandError, match="start the version that made it"):
+        migrate(database.engine)
+
+
+@pytest.mark.parametrize("url", ["mysql://u@h/d", "sqlite://", "sqlite:///:memory:"])
+def test_a_database_that_cannot_keep_a_ledger_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"not supported|SQLite file"):
+        open_engine(url, busy_timeout_s=1, connections=1)

@@ -1,0 +1,83 @@
+"""The ledger's store without HTTP: short calls for tests, each in its own transaction."""
+
+from typing import Any
+
+from sqlalchemy import select
+
+from gristmill_contracts.http import ProducerCursor, RegisterProducer, RegisterSession
+from gristmill_contracts.ids import SessionUid, TenantName
+from gristmill_contracts.usage import UsageEvent
+from gristmill_ledger import schema
+from gristmill_ledger.database import Database
+from gristmill_ledger.events import Stored, check_batch, store_batch
+from gristmill_ledger.producers import Registered, register_producer
+from gristmill_ledger.registry import register_session
+from gristmill_ledger.usage import usage_page
+from gristmill_ledger.usage_query import parse_usage_query
+from gristmill_testing.ledger import START_US, make_batch
+
+NOW_US = START_US + 1_000_000
+
+
+def register(
+    database: Database,
+    producer: str = "p",
+    *,
+    tenant: str = "acme",
+    session: str = "s-1",
+    epoch: int = 1,
+    head_seq: int = 0,
+) -> Registered:
+    message = RegisterProducer(
+        producer=producer,
+        tenant=TenantName(tenant),
+        session=SessionUid(session),
+        epoch=epoch,
+        attempt=1,
+        head_seq=head_seq,
+    )
+    return database.write_now(lambda connection: register_producer(connection, message))
+
+
+def name_session(database: Database, uid: str, name: str, *, tenant: str = "acme") -> None:
+    message = RegisterSession(
+        uid=SessionUid(uid),
+        tenant=TenantName(tenant),
+        project="",
+        name=name,
+        model="tiny",
+        rank=8,
+        created_us=START_US,
+    )
+    database.write_now(lambda connection: register_session(connection, message))
+
+
+def post(
+    database: Database, events: list[UsageEvent], producer: str = "p", *, epoch: int = 1
+) -> Stored:
+    """Check and store a batch, as the route does."""
+    batch = make_batch(producer, events, epoch=epoch)
+    check_batch(batch)
+    return database.write_now(
+        lambda connection: store_batch(connection, batch, book="default", now_us=NOW_US)
+    )
+
+
+def acked(stored: Stored) -> int:
+    cursor: ProducerCursor = stored.cursor
+    return cursor.acked_seq
+
+
+def stored_rows(database: Database, table: str = "usage_event") -> list[dict[str, Any]]:
+    """All rows of a table, in the order of its key."""
+    found = schema.metadata.tables[table]
+    query = select(found).order_by(*found.primary_key)
+    return database.read_now(
+        lambda connection: [dict(row._mapping) for row in connection.execute(query)]
+    )
+
+
+def usage(database: Database, book: str = "default", **parameters: str | int) -> dict[str, Any]:
+    """The answer of GET /v1/usage."""
+    query = parse_usage_query([(name, str(value)) for name, value in parameters.items()])
+    return database.read_now(lambda connection: usage_page(connection, query, book))
