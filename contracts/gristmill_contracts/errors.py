@@ -116,5 +116,6 @@ def _tree(root: type[GristmillError]) -> list[type[GristmillError]]:
 
 def error_from(code: str, message: str) -> GristmillError:
     """Rebuild an error that another process reported; an unknown code becomes the base class."""
-    by_code = {error.code: error for error in _tree(GristmillError)}
+    # Only our own: a package's subclass may share a code and take other arguments.
+    by_code = {error.code: error for error in _tree(GristmillError) if error.__module__ == __name__}
     return by_code.get(code, GristmillError)(message)
