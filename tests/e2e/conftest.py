@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 import sagemaker.train.training_session as sdk
 from gristmill_testing.instance import RunningGristmill, running_gristmill
-from gristmill_testing.tiny_models import tiny_llama
 
+from gristmill_testing.books import Books
 from gristmill_testing.raw_wire import ROLE_ARN, Clients, model_arn, raw_clients
 from gristmill_testing.sdk_loop import SURFACE
+from gristmill_testing.tiny_models import build_tiny_llama
 
 SDK_GROUP = "sdk-tests"
 
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGristmill]:
-    model = tiny_llama(tmp_path_factory.mktemp("model"))
+    model = build_tiny_llama(tmp_path_factory.mktemp("model"))
     with running_gristmill(tmp_path_factory.mktemp("gm"), model=model) as instance:
         yield instance
 
@@ -81,3 +82,9 @@ def client(service: sdk.ServiceClient, base_model: str) -> Iterator[sdk.Training
 def clients(instance: RunningGristmill) -> Clients:
     """Raw boto3 clients of the default tenant."""
     return raw_clients(instance.environment)
+
+
+@pytest.fixture(scope="module")
+def books(instance: RunningGristmill) -> Books:
+    """What the ledger has, by its API and by the command line."""
+    return Books(ledger_url=instance.ledger_url, cli=instance.cli)

@@ -1,11 +1,10 @@
 """Twenty and more kill -9 during one run: the same losses to the last bit, the same bill."""
 
-from pathlib import Path
-
 import pytest
 import sagemaker.train.training_session as sdk
 from gristmill_testing.instance import RunningGristmill
 
+from gristmill_testing.books import Books
 from gristmill_testing.crash_campaign import PARTS, plan, train
 from gristmill_testing.raw_wire import wait_until
 
@@ -33,7 +32,7 @@ def test_a_run_with_twenty_kills_equals_an_undisturbed_one(
     service: sdk.ServiceClient,
     client: sdk.TrainingClient,
     instance: RunningGristmill,
-    tmp_path: Path,
+    books: Books,
 ) -> None:
     start = client.save_state().result().model_package_arn
     assert start is not None
@@ -49,8 +48,8 @@ def test_a_run_with_twenty_kills_equals_an_undisturbed_one(
         expected = {"prefill": 0, "cached_prefill": 0, "sample": 0, "train": calm.tokens}
         for name in (client.training_session_name, disturbed.training_session_name):
             wait_until(
-                lambda name=name: instance.usage_by_api(name) == expected,
+                lambda name=name: books.usage(name) == expected,
                 f"{name} to cost {expected}",
                 30,
             )  # type: ignore[misc]
-            assert instance.usage_by_cli(name) == expected
+            assert books.usage_by_cli(name) == expected

@@ -10,11 +10,21 @@ from typing import Any
 
 import pytest
 import sagemaker.train.training_session as sdk
+from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.exceptions import HTTPClientError
 from gristmill_testing.instance import RunningGristmill
 
 from gristmill_contracts.limits import STREAM_FLUSH_TOKENS
+from gristmill_testing.books import Books
 from gristmill_testing.faulty_proxy import FaultyProxy, faulty_proxy
-from gristmill_testing.raw_wire import ROLE_ARN, Clients, create_session, raw_clients, wait_until
+from gristmill_testing.raw_wire import (
+    ROLE_ARN,
+    Clients,
+    RawSession,
+    create_session,
+    raw_clients,
+    wait_until,
+)
 from gristmill_testing.sdk_loop import TOKENS, batch, step
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("recorded")]
@@ -55,27 +65,27 @@ def silent(instance: RunningGristmill, part: str) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def expect_usage(instance: RunningGristmill, name: str, **tokens: int) -> None:
+def expect_usage(books: Books, name: str, **tokens: int) -> None:
     expected = {**NOTHING, **tokens}
-    wait_until(lambda: instance.usage_by_api(name) == expected, f"{name} to cost {expected}", 30)
+    wait_until(lambda: books.usage(name) == expected, f"{name} to cost {expected}", 30)
 
 
 # --- lost answers --------------------------------------------------------------------------------
 
 
 def test_a_lost_answer_to_a_training_submit_runs_it_once(
-    proxy: FaultyProxy, lossy_client: sdk.TrainingClient, instance: RunningGristmill
+    proxy: FaultyProxy, lossy_client: sdk.TrainingClient, books: Books
 ) -> None:
     fault = proxy.lose_answer(r"^POST /v1/training-sessions/[^/]+/operations ", times=2)
     losses = [step(lossy_client) for _ in range(3)]
     assert fault.hits == 2
     assert losses[2] < losses[0]
-    expect_usage(instance, lossy_client.training_session_name, train=3 * sum(map(len, TOKENS)))
-    assert instance.operations_run(lossy_client.training_session_name, "forward_backward") == 3
+    expect_usage(books, lossy_client.training_session_name, train=3 * sum(map(len, TOKENS)))
+    assert books.operations(lossy_client.training_session_name, operation="forward_backward") == 3
 
 
 def test_a_lost_answer_to_a_sampling_submit_runs_it_twice_and_bills_it_once(
-    proxy: FaultyProxy, lossy_client: sdk.TrainingClient, instance: RunningGristmill
+    proxy: FaultyProxy, lossy_client: sdk.TrainingClient, books: Books
 ) -> None:
     name = lossy_client.training_session_name
     fault = proxy.lose_answer(r"^POST /v1/training-sessions/[^/]+/sampling-operations ")
@@ -86,16 +96,18 @@ def test_a_lost_answer_to_a_sampling_submit_runs_it_twice_and_bills_it_once(
     )
     assert fault.hits == 1
     tokens = len(answer.sequences[0].tokens)
-    expect_usage(instance, name, prefill=3, sample=tokens)
+    expect_usage(books, name, prefill=3, sample=tokens)
     lossy_client.stop()
     wait_until(
-        lambda: instance.attempts(name) == 1, "the unclaimed run to be kept as an attempt", 30
+        lambda: books.operations(name, kind="attempt") == 1,
+        "the unclaimed run to be kept as an attempt",
+        30,
     )
-    expect_usage(instance, name, prefill=3, sample=tokens)
+    expect_usage(books, name, prefill=3, sample=tokens)
 
 
 def test_a_lost_answer_to_a_poll_is_asked_for_again_and_billed_once(
-    proxy: FaultyProxy, lossy_client: sdk.TrainingClient, instance: RunningGristmill
+    proxy: FaultyProxy, lossy_client: sdk.TrainingClient, books: Books
 ) -> None:
     sampler = lossy_client.create_sampling_client()
     fault = proxy.lose_answer(r"^GET /v1/training-sessions/[^/]+/sampling-operations/", times=2)
@@ -103,7 +115,7 @@ def test_a_lost_answer_to_a_poll_is_asked_for_again_and_billed_once(
     assert fault.hits == 2
     tokens = sum(len(sequence.tokens) for sequence in answer.sequences)
     expect_usage(
-        instance, lossy_client.training_session_name, prefill=2, cached_prefill=2, sample=tokens
+        books, lossy_client.training_session_name, prefill=2, cached_prefill=2, sample=tokens
     )
 
 
@@ -111,48 +123,34 @@ def test_a_lost_answer_to_a_poll_is_asked_for_again_and_billed_once(
 
 
 def test_a_silent_ledger_holds_nobody_up_and_learns_everything_later(
-    client: sdk.TrainingClient, instance: RunningGristmill
+    client: sdk.TrainingClient, instance: RunningGristmill, books: Books
 ) -> None:
     step(client)
     with silent(instance, "ledger"):
         losses = [step(client) for _ in range(5)]
     assert losses[-1] < losses[0]
-    expect_usage(instance, client.training_session_name, train=6 * sum(map(len, TOKENS)))
+    expect_usage(books, client.training_session_name, train=6 * sum(map(len, TOKENS)))
 
 
 # --- streams -------------------------------------------------------------------------------------
 
 
-def test_a_stream_whose_worker_dies_is_billed_for_what_was_sent_and_at_most_one_frame_more(
-    clients: Clients, instance: RunningGristmill
-) -> None:
-    session = create_session(clients, instance.model)
-    body = {
-        "messages": [{"role": "user", "content": "a b"}],
-        "max_tokens": STREAM_TOKENS,
-        "seed": 9,
-        "logprobs": True,
-    }
-    stream = session.chat_stream(body)
-    lines: list[str] = []
-    for line in stream.iter_lines():
-        lines.append(line.decode())
-        if len(lines) == 6:
-            instance.kill("worker")
-    assert "data: [DONE]" not in lines
-    assert any('"error"' in line for line in lines)
-    received = _logprobs_received(lines)
-    assert 0 < received < STREAM_TOKENS
-    wait_until(
-        lambda: instance.usage_by_api(session.name)["sample"] > 0, "the cut stream to be billed", 30
-    )
-    billed = instance.usage_by_api(session.name)["sample"]
-    assert received <= billed <= received + STREAM_FLUSH_TOKENS
-    session.stop()
-    assert instance.usage_by_api(session.name)["sample"] == billed
+def _long_stream(session: RawSession) -> dict[str, Any]:
+    """A chat body whose answer is long enough to be cut: most seeds of a random model end early."""
+    for seed in range(50):
+        body = {
+            "messages": [{"role": "user", "content": "a b"}],
+            "max_tokens": STREAM_TOKENS,
+            "seed": seed,
+            "logprobs": True,
+        }
+        if session.chat(body)["usage"]["completion_tokens"] == STREAM_TOKENS:
+            return body
+    raise AssertionError(f"no seed gives {STREAM_TOKENS} tokens")
 
 
-def _logprobs_received(lines: list[str]) -> int:
+def _tokens_received(lines: list[str]) -> int:
+    """Tokens of the chunks that arrived whole, by their log-probabilities."""
     chunks = [
         json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")
     ]
@@ -163,28 +161,49 @@ def _logprobs_received(lines: list[str]) -> int:
     )
 
 
-def test_a_stream_whose_client_is_cut_off_is_billed_for_no_less_than_it_received(
-    proxy: FaultyProxy, instance: RunningGristmill
+def test_a_stream_whose_worker_dies_is_billed_for_what_was_sent_and_at_most_one_frame_more(
+    clients: Clients, instance: RunningGristmill, books: Books
 ) -> None:
-    session = create_session(
-        raw_clients({**instance.environment, RUNTIME_ENDPOINT: proxy.url}), instance.model
+    session = create_session(clients, instance.model)
+    body = _long_stream(session)
+    wait_until(
+        lambda: books.usage(session.name)["sample"] >= STREAM_TOKENS, "the search's bill", 30
     )
-    proxy.lose_answer(
-        r"^POST /training-sessions/[^/]+/sample-with-response-stream ", pass_bytes=3000
-    )
-    body = {
-        "messages": [{"role": "user", "content": "a b"}],
-        "max_tokens": STREAM_TOKENS,
-        "seed": 9,
-        "logprobs": True,
-    }
-    stream = session.chat_stream(body)
+    before = books.usage(session.name)["sample"]
     lines: list[str] = []
-    with pytest.raises(Exception, match=r"(?i)connection|incomplete|reset|broken"):
-        lines.extend(line.decode() for line in stream.iter_lines())
+    for line in session.chat_stream(body).iter_lines():
+        lines.append(line.decode())
+        if len(lines) == 6:
+            instance.kill("worker")
+    assert "data: [DONE]" not in lines
+    assert any('"error"' in line for line in lines)
+    received = _tokens_received(lines)
+    assert 0 < received < STREAM_TOKENS
+    wait_until(
+        lambda: books.usage(session.name)["sample"] > before, "the cut stream to be billed", 30
+    )
     session.stop()
-    billed = instance.usage_by_api(session.name)["sample"]
-    assert 0 < _logprobs_received(lines) <= billed
+    assert (
+        received <= books.usage(session.name)["sample"] - before <= received + STREAM_FLUSH_TOKENS
+    )
+
+
+def test_a_stream_whose_client_is_cut_off_is_billed_for_no_less_than_it_received(
+    proxy: FaultyProxy, instance: RunningGristmill, books: Books
+) -> None:
+    environment = {**instance.environment, RUNTIME_ENDPOINT: proxy.url}
+    session = create_session(raw_clients(environment), instance.model)
+    body = _long_stream(session)
+    proxy.lose_answer(
+        r"^POST /training-sessions/[^/]+/sample-with-response-stream ", pass_bytes=4000
+    )
+    before = session.describe()["BillableTokenUsage"]["SampleTokenCount"]
+    lines: list[str] = []
+    with pytest.raises((HTTPClientError, BotoConnectionError)):
+        lines.extend(line.decode() for line in session.chat_stream(body).iter_lines())
+    session.stop()
+    billed = books.usage(session.name)["sample"] - before
+    assert 0 < _tokens_received(lines) <= billed <= STREAM_TOKENS
 
 
 # --- two sessions --------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from gristmill_testing.instance import running_gristmill
-from gristmill_testing.tiny_models import tiny_llama
 
 from gristmill_testing.raw_wire import (
     create_session,
@@ -15,6 +14,7 @@ from gristmill_testing.raw_wire import (
     refusal,
     wait_until,
 )
+from gristmill_testing.tiny_models import build_tiny_llama
 
 pytestmark = pytest.mark.e2e
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 def test_a_gap_that_times_out_fails_the_session_and_names_the_missing_number(
     tmp_path: Path,
 ) -> None:
-    model = tiny_llama(tmp_path / "model")
+    model = build_tiny_llama(tmp_path / "model")
     with running_gristmill(
         tmp_path / "data", model=model, environment={"GRISTMILL_METER_GAP_TIMEOUT_S": "1"}
     ) as instance:

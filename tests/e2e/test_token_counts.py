@@ -6,6 +6,7 @@ import pytest
 from gristmill_testing.instance import RunningGristmill
 from transformers import AutoTokenizer
 
+from gristmill_testing.books import Books
 from gristmill_testing.raw_wire import Clients, create_session, wait_until
 from gristmill_testing.token_bill import MixedClient
 
@@ -15,7 +16,7 @@ OPERATIONS = 200
 
 
 def test_a_client_and_the_ledger_count_the_same_tokens(
-    clients: Clients, instance: RunningGristmill
+    clients: Clients, instance: RunningGristmill, books: Books
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(instance.model_path)
 
@@ -41,9 +42,7 @@ def test_a_client_and_the_ledger_count_the_same_tokens(
         f"Describe to say {described}",
         20,
     )
-    wait_until(
-        lambda: instance.usage_by_api(session.name) == bill, f"the usage API to say {bill}", 20
-    )
-    assert instance.usage_by_cli(session.name) == bill
+    wait_until(lambda: books.usage(session.name) == bill, f"the usage API to say {bill}", 20)
+    assert books.usage_by_cli(session.name) == bill
     session.stop()
-    assert instance.usage_by_api(session.name) == bill, "stopping must bill nothing"
+    assert books.usage(session.name) == bill, "stopping must bill nothing"

@@ -1,0 +1,61 @@
+"""What the books say of one session: by the ledger's usage API and by `gristmill usage`."""
+
+import json
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill_contracts.usage import TOKEN_TYPES
+
+Tokens = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Both ways to read them. `cli` runs `gristmill` with these arguments and returns its output."""
+
+    ledger_url: str
+    cli: Callable[..., str]
+
+    def rows(self, **parameters: str) -> list[dict[str, Any]]:
+        """All rows of one question to GET /v1/usage, page by page."""
+        rows: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            query = urllib.parse.urlencode({**parameters, **({"cursor": cursor} if cursor else {})})
+            with urllib.request.urlopen(
+                f"{self.ledger_url}/v1/usage?{query}", timeout=10
+            ) as answer:
+                page = json.load(answer)
+            rows += page["rows"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return rows
+
+    def usage(self, session: str) -> Tokens:
+        """Billed tokens of a session by its name; zeros while the ledger knows of none."""
+        return _tokens(
+            row for row in self.rows(group_by="session") if row["session_name"] == session
+        )
+
+    def usage_by_cli(self, session: str) -> Tokens:
+        rows = json.loads(self.cli("usage", "--group-by", "session", "--output", "json"))["rows"]
+        return _tokens(row for row in rows if row["session_name"] == session)
+
+    def operations(self, session: str, kind: str = "usage", operation: str | None = None) -> int:
+        """How many operations of a session the books hold: `usage` is billed, `attempt` is not."""
+        rows = self.rows(group_by="session,operation", include_attempts="true")
+        return sum(
+            row["operations"]
+            for row in rows
+            if row["session_name"] == session
+            and row["kind"] == kind
+            and operation in {None, row["operation"]}
+        )
+
+
+def _tokens(rows: Any) -> Tokens:
+    found = list(rows)
+    return {name: sum(row[name] for row in found) for name in TOKEN_TYPES}
