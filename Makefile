@@ -1,0 +1,98 @@
+# `make` alone prints what there is. Every target sets up what it needs.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two test processes suit two cores; `make test WORKERS=0` runs everything in one, in order.
+WORKERS ?= 2
+ARGS ?=
+CODE := contracts sessions operator worker billing gateway cli recipes benchmarks scripts tests
+
+##@ Start
+
+.PHONY: help
+help: ## Print this text
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z][a-z0-9-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Make .venv and install the pinned dependencies (a torch that is there is kept)
+	@scripts/setup.sh
+
+.PHONY: setup-model
+setup-model: ## The same, and the package with the demo model's weights
+	@scripts/setup.sh --model
+
+.PHONY: demo
+demo: ## Fine-tune a small LLM (SFT, then RL) with the official SageMaker SDK and read its bill
+	@scripts/demo.sh
+
+##@ Check
+
+.PHONY: test
+test: setup-model ## Every test (about 10 minutes on 2 cores; ARGS goes to pytest)
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup ## Every test but the slow ones and those that start the whole thing
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow and not e2e" $(ARGS)
+
+.PHONY: lint
+lint: setup ## ruff: rules and format
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
+
+.PHONY: fmt
+fmt: setup ## Let ruff mend what it can
+	@$(BIN)/ruff check --fix $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+.PHONY: types
+types: setup ## mypy, strict
+	@$(BIN)/mypy
+
+.PHONY: imports
+imports: setup ## import-linter: which package may import which
+	@$(BIN)/lint-imports
+
+.PHONY: check
+check: lint types imports test-fast ## What to run before a commit
+
+##@ Prove
+
+.PHONY: crash-test
+crash-test: setup ## kill -9, lost answers, cut streams, unsynced bytes dropped: no token lost or billed twice
+	@$(PYTEST) tests/meter tests/e2e/test_crash.py tests/e2e/test_faults.py $(ARGS)
+
+.PHONY: fuzz
+fuzz: setup ## Random requests at every route of the gateway: no 5xx, no hang
+	@$(PYTEST) tests/gateway -k fuzz $(ARGS)
+
+.PHONY: bench-engine
+bench-engine: setup ## Our worker against plain transformers + PEFT (ARGS="MODEL_FOLDER ...")
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/engine_vs_peft.py $(ARGS)
+
+.PHONY: bench-overhead
+bench-overhead: setup ## What gateway and meter add to an operation
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/overhead.py $(ARGS)
+
+##@ Generate
+
+.PHONY: docs
+docs: setup ## Write the generated pages of docs/reference
+	@$(BIN)/python scripts/reference_limits.py
+
+.PHONY: constraints
+constraints: ## Pin what .venv holds now
+	@scripts/constraints.sh
+
+.PHONY: clean
+clean: ## Remove caches and the demo's folder; .venv stays
+	@rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo-data out
