@@ -134,7 +134,9 @@ def _checkpoint_path(tenant: str, group: str, version: int) -> str:
 
 def _reported(path: str, status: int, answer: bytes) -> GristmillError:
     try:
-        problem = msgspec.msgpack.decode(answer, type=Problem)
+        # /v1/usage speaks JSON, also of its problems.
+        decode = msgspec.json.decode if answer.startswith(b"{") else msgspec.msgpack.decode
+        problem: Problem = decode(answer, type=Problem)
     except msgspec.DecodeError as error:
         return _nonsense(path, f"status {status}: {error}")
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:

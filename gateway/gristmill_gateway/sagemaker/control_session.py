@@ -5,7 +5,6 @@ and takes operations, because its SDK gives a session up that is not Running wit
 it reports a wish to stop or delete at once, before anybody acted on it.
 """
 
-import json
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -26,7 +25,11 @@ from gristmill_contracts.usage import Counts
 from gristmill_gateway import locations
 from gristmill_gateway.sagemaker import arns
 from gristmill_gateway.sagemaker.arns import Scope
-from gristmill_gateway.sagemaker.control_validate import CreateTrainingSession, ListTrainingSessions
+from gristmill_gateway.sagemaker.control_validate import (
+    CreateTrainingSession,
+    KeptRequest,
+    ListTrainingSessions,
+)
 
 DEFAULT_GROUP: Final = "sagemaker-default"
 ERROR_DETAILS_CHARS_MAX: Final = 1024
@@ -70,10 +73,11 @@ def build_session(
 ) -> TrainingSession:
     """The resource of a checked request. model, group: plain names. token: makes a resend the same."""
     name = request.training_session_name
+    kept = KeptRequest(ModelConfig=request.model_config_, Tags=request.tags)
     annotations = {
         labels.SESSION_ID: uid,
         labels.CREATED_BY: labels.CREATED_BY_SAGEMAKER,
-        labels.SAGEMAKER_REQUEST: json.dumps(_kept(request), ensure_ascii=False),
+        labels.SAGEMAKER_REQUEST: kept.model_dump_json(by_alias=True, exclude_none=True),
     }
     return TrainingSession(
         metadata=Metadata(name=arns.object_name(name), namespace=tenant, annotations=annotations),
@@ -86,15 +90,6 @@ def build_session(
             role_arn=request.role_arn,
         ),
     )
-
-
-def _kept(request: CreateTrainingSession) -> Shape:
-    """What was sent and has no field in the spec, as Describe gives it back."""
-    model = request.model_config_.model_dump(by_alias=True, exclude_none=True)
-    kept: Shape = {"ModelConfig": model}
-    if request.tags is not None:
-        kept["Tags"] = [tag.model_dump(by_alias=True) for tag in request.tags]
-    return kept
 
 
 def created_here(session: TrainingSession) -> bool:
@@ -351,8 +346,9 @@ def seconds(time_us: int) -> float:
 
 def _request_of(session: TrainingSession) -> Shape:
     """What a create sent. The annotation is anybody's to edit, so it may hold anything."""
+    text = session.metadata.annotations.get(labels.SAGEMAKER_REQUEST, "")
     try:
-        kept = json.loads(session.metadata.annotations.get(labels.SAGEMAKER_REQUEST, "{}"))
+        kept = KeptRequest.model_validate_json(text)
     except ValueError:
         return {}
-    return kept if isinstance(kept, dict) else {}
+    return kept.model_dump(by_alias=True, exclude_none=True)

@@ -61,6 +61,13 @@ class CreateTrainingSession(Request):
     tags: Annotated[list[Tag], Field(max_length=50)] | None = None
 
 
+class KeptRequest(Request):
+    """What a create sent that the resource's spec has no field for."""
+
+    model_config_: Annotated[ModelConfig, Field(alias="ModelConfig")]
+    tags: Annotated[list[Tag], Field(max_length=50)] | None = None
+
+
 class NamedSession(Request):
     """DescribeTrainingSession, StopTrainingSession, DeleteTrainingSession."""
 
