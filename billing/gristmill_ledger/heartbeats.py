@@ -25,31 +25,35 @@ def check_heartbeats(heartbeats: list[Heartbeat]) -> None:
 
 
 def newest_of_each(heartbeats: list[Heartbeat]) -> list[Heartbeat]:
-    """One heartbeat a session: the highest (attempt, at_us), the later one of equals."""
+    """One heartbeat a session: that of the highest attempt, the last of several."""
     newest: dict[str, Heartbeat] = {}
     for heartbeat in heartbeats:
         known = newest.get(heartbeat.view.uid)
-        if known is None or _age_key(heartbeat) >= _age_key(known):
+        if known is None or heartbeat.view.attempt >= known.view.attempt:
             newest[heartbeat.view.uid] = heartbeat
     return [newest[uid] for uid in sorted(newest)]
 
 
 def store_heartbeats(connection: Connection, heartbeats: list[Heartbeat]) -> int:
-    """Keep those that are newer than what is known. Returns how many were."""
+    """Keep those that are not of an older attempt. Returns how many were kept.
+
+    Of one attempt the last to arrive is kept, whatever its time: a meter whose clock was set back
+    must not look dead.
+    """
     cursor = first = lock_counter(connection, "heartbeat")
     table = schema.heartbeat
     for heartbeat in newest_of_each(heartbeats):
-        attempt, at_us = _age_key(heartbeat)
         values = {
             "cursor": cursor + 1,
-            "attempt": attempt,
-            "at_us": at_us,
+            "attempt": heartbeat.view.attempt,
+            "at_us": heartbeat.at_us,
             "body": msgspec.msgpack.encode(heartbeat),
         }
-        older = (table.c.attempt < attempt) | (
-            (table.c.attempt == attempt) & (table.c.at_us < at_us)
+        update = (
+            table.update()
+            .where(table.c.session == heartbeat.view.uid, table.c.attempt <= heartbeat.view.attempt)
+            .values(**values)
         )
-        update = table.update().where(table.c.session == heartbeat.view.uid, older).values(**values)
         if connection.execute(update).rowcount or insert_or_skip(
             connection, table, session=heartbeat.view.uid, **values
         ):
@@ -86,7 +90,3 @@ def newest_heartbeat_us(connection: Connection) -> int | None:
     """When the latest heartbeat of any session was made."""
     at_us: int | None = connection.execute(select(func.max(schema.heartbeat.c.at_us))).scalar_one()
     return at_us
-
-
-def _age_key(heartbeat: Heartbeat) -> tuple[int, int]:
-    return heartbeat.view.attempt, heartbeat.at_us

@@ -24,6 +24,8 @@ class Ledger:
         self.settings = settings
         self.metrics = Metrics()
         self.database: Database
+        self.polls_held = 0
+        """Requests for heartbeats that wait for one."""
         self._beaten = asyncio.Condition()
         self._beats = 0
         self._closing = False
@@ -74,11 +76,14 @@ class Ledger:
     async def _beaten_since(self, beats: int, wait_s: float) -> bool:
         """Wait until another heartbeat is stored; False if none was in time, or at the end."""
         async with self._beaten:
+            self.polls_held += 1
             try:
                 async with asyncio.timeout(max(0.0, wait_s)):
                     await self._beaten.wait_for(lambda: self._closing or self._beats != beats)
             except TimeoutError:
                 return False
+            finally:
+                self.polls_held -= 1
         return not self._closing
 
     async def metrics_text(self) -> bytes:

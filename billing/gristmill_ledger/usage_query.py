@@ -66,7 +66,7 @@ def parse_usage_query(items: Iterable[tuple[str, str]]) -> UsageQuery:
             )
         if name in given:
             raise InvalidRequestError(f"parameter {name!r} is given twice; give it once")
-        given[name] = checks.text(name, value, empty=name == "project")
+        given[name] = checks.text(name, value, empty=name in ("project", "group_by"))
     query = UsageQuery(
         filters=tuple((name, given[name]) for name in FILTERS if name in given),
         token_type=_one_of("token_type", given.get("token_type"), TOKEN_TYPES),

@@ -1,5 +1,6 @@
 """Every store test runs on SQLite and, where `initdb` is found, on PostgreSQL."""
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,50 +12,77 @@ from gristmill_ledger.migrate import migrate
 from gristmill_testing.postgres import (
     PostgresMissingError,
     create_database,
-    drop_database,
     running_postgres,
 )  # fmt: skip
+
+TEMPLATE = "migrated"
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """URL of a private server for the whole run."""
+    """URL of a private server for the whole run; its database `migrated` is a template."""
     try:
         with running_postgres() as url:
+            _migrate(create_database(url, TEMPLATE))
             yield url
     except PostgresMissingError as error:
         pytest.skip(f"PostgreSQL: {error}")
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("template") / "ledger.sqlite3"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """URL of an empty database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
-        return
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def database_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database without a table."""
+    if backend == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
+    return create_database(request.getfixturevalue("postgres_url"), f"t{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def migrated_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a migrated database without an event."""
+    if backend == "sqlite":
+        path = tmp_path / "ledger.sqlite3"
+        shutil.copy(request.getfixturevalue("sqlite_template"), path)
+        return f"sqlite:///{path}"
     server = request.getfixturevalue("postgres_url")
-    name = f"t{uuid.uuid4().hex}"
-    yield create_database(server, name)
-    drop_database(server, name)
+    return create_database(server, f"t{uuid.uuid4().hex}", TEMPLATE)
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
+def database(migrated_url: str) -> Iterator[Database]:
     """A migrated database, open."""
-    opened = open_database(database_url)
-    migrate(opened.engine)
+    opened = _open(migrated_url)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def another_database(database: Database, database_url: str) -> Iterator[Database]:
+def another_database(migrated_url: str) -> Iterator[Database]:
     """The same database through its own connections, as another process has them."""
-    opened = open_database(database_url)
+    opened = _open(migrated_url)
     yield opened
     opened.close()
 
 
-def open_database(url: str) -> Database:
+def _open(url: str) -> Database:
     engine = open_engine(url, busy_timeout_s=30, connections=4)
     return Database(engine, readers=2, writes_pending_max=64)
+
+
+def _migrate(url: str) -> None:
+    engine = open_engine(url, busy_timeout_s=30, connections=1)
+    migrate(engine)
+    engine.dispose()

@@ -1,6 +1,7 @@
 """A ledger for tests: served in this process on a loopback port, with a client that speaks msgpack."""
 
 import asyncio
+import io
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,9 +16,11 @@ import uvicorn
 from gristmill_contracts.errors import error_from
 from gristmill_contracts.http import (
     CONTENT_TYPE,
+    Heartbeat,
     Problem,
     ProducerCursor,
     RegisterProducer,
+    SessionView,
     UsageBatch,
 )  # fmt: skip
 from gristmill_contracts.ids import OpId, SessionUid, TenantName, UsageKind, event_id
@@ -47,7 +50,7 @@ class LedgerClient:
         async with self.http.request(
             method,
             self.url + path,
-            data=None if message is None else body,
+            data=None if message is None else io.BytesIO(body),
             params=parameters,
             headers={"Content-Type": CONTENT_TYPE},
         ) as response:
@@ -155,3 +158,36 @@ def make_batch(producer: str, events: list[UsageEvent], *, epoch: int = 1) -> Us
     """A batch that begins where its first event says."""
     first_seq = events[0].producer_seq
     return UsageBatch(producer=producer, epoch=epoch, first_seq=first_seq, events=events)
+
+
+def make_heartbeat(uid: str, *, attempt: int = 1, at_us: int = START_US) -> Heartbeat:
+    """A heartbeat of an idle session."""
+    view = SessionView(
+        uid=SessionUid(uid),
+        attempt=attempt,
+        last_received_number=0,
+        next_number=1,
+        missing_number=None,
+        missing_since_us=None,
+        state="Serving",
+        error=None,
+        counts=Counts(),
+        last_activity_us=at_us,
+    )
+    return Heartbeat(
+        view=view,
+        tenant=TenantName("acme"),
+        acked_seq=0,
+        head_seq=0,
+        snapshot_applied=0,
+        worker_ready=True,
+        at_us=at_us,
+    )
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
