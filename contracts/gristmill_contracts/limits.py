@@ -41,6 +41,8 @@ SEQUENCE_AHEAD_MAX: Final = 1024
 QUEUED_OPERATIONS_MAX: Final = 4096
 """Accepted and unfinished operations of one session; past it 429."""
 QUEUED_BYTES_MAX: Final = 512 * 2**20
+DISPATCHED_SAMPLES_MAX: Final = 64
+"""Keyless operations of one session that are at the worker at once."""
 UNCLAIMED_TOKENS_MAX: Final = 4_000_000
 """Sampled tokens of one session whose result nobody fetched yet; past it 429."""
 CLAIM_TIMEOUT_S: Final = 3600.0

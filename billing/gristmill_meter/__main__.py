@@ -1,0 +1,100 @@
+"""Start the meter: `python -m gristmill_meter`. Settings come from the environment; see `--help`."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from types import FrameType
+
+import uvicorn
+
+from gristmill_contracts.errors import GristmillError
+from gristmill_meter.app import make_app
+from gristmill_meter.disk import LocalDisk
+from gristmill_meter.ledger_client import LedgerClient
+from gristmill_meter.logs import configure
+from gristmill_meter.meter import Meter
+from gristmill_meter.settings import MeterSettings, describe_settings, unknown_variables
+from gristmill_meter.worker_client import WorkerClient
+
+logger = logging.getLogger(__name__)
+
+VOLUME_CHECK_S = 0.5
+EXIT_VOLUME_FAILED = 3
+
+
+class Server(uvicorn.Server):
+    """Tells the meter of SIGTERM at once: held polls would otherwise delay the shutdown."""
+
+    def __init__(self, config: uvicorn.Config, meter: Meter) -> None:
+        super().__init__(config)
+        self.meter = meter
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.meter.begin_drain)
+
+
+def main() -> None:
+    """Parse `--help`, read the settings once, serve until SIGTERM."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gristmill_meter",
+        description="The operation log and usage source of training sessions.\n\nEnvironment:\n"
+        + describe_settings(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
+    unknown = unknown_variables()
+    if unknown:
+        parser.error(f"unknown settings in the environment: {', '.join(unknown)}; see --help")
+    settings = MeterSettings()
+    configure(settings.log_level)
+    sys.exit(asyncio.run(serve(settings)))
+
+
+async def serve(settings: MeterSettings) -> int:
+    """Serve until told to stop. 0 after an orderly end, 3 when the logs' volume failed."""
+    worker = WorkerClient(str(settings.worker_socket))
+    ledger = LedgerClient(settings.ledger_url)
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    meter = Meter(
+        settings=settings, disk=LocalDisk(settings.data_dir), worker=worker, ledger=ledger
+    )
+    worker.open()
+    ledger.open()
+    config = uvicorn.Config(
+        make_app(meter),
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(settings.drain_s),
+    )
+    server = Server(config, meter)
+    server.loop = asyncio.get_running_loop()
+    watch = asyncio.create_task(_stop_when_volume_fails(server, meter))
+    try:
+        await server.serve()
+    finally:
+        watch.cancel()
+        await worker.close()
+        await ledger.close()
+    logger.info("meter_stopped")
+    return EXIT_VOLUME_FAILED if meter.volume_failed else 0
+
+
+async def _stop_when_volume_fails(server: Server, meter: Meter) -> None:
+    """A meter that cannot write must not go on: whoever restarts it finds the log as it is."""
+    while not meter.volume_failed:
+        await asyncio.sleep(VOLUME_CHECK_S)
+    server.should_exit = True
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GristmillError as error:
+        sys.exit(f"gristmill_meter: {error.message}")

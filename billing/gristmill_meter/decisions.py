@@ -1,0 +1,339 @@
+"""What to do with a submit, a refusal and what waits. Pure: state, request and time in, decision out.
+
+Order is precedence: identity (the same operation again) comes before every bound, so that a retry is
+answered even where new work is refused.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import (
+    ConflictError,
+    InvalidRequestError,
+    LogFullError,
+    OverloadedError,
+)
+from gristmill_contracts.http import Refuse, Submit
+from gristmill_contracts.operations import (
+    ComputeLogprobs,
+    Forward,
+    ForwardBackward,
+    Operation,
+    Sample,
+    TrainOperation,
+    kind_of,
+)
+from gristmill_meter.records import Key, Record, SessionState
+
+TOKEN_RESULT_BYTES_MAX: Final = 32
+"""A sampled token in a result: 8 bytes of id, 4 of logprob, and its text."""
+TOPK_ENTRY_BYTES: Final = 16
+
+
+class SequenceConflictError(ConflictError):
+    """The number is taken by another request. `last_number` is the highest that was received."""
+
+    def __init__(self, message: str, last_number: int) -> None:
+        super().__init__(message)
+        self.last_number = last_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accept:
+    """Log an INTENT with this number."""
+
+    number: int
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duplicate:
+    """The operation is known: answer with its record."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Bytes that the volume has left, and that it must keep."""
+
+    free_bytes: int
+    free_bytes_min: int
+    context_length: int
+
+
+def on_submit(
+    state: SessionState, submit: Submit, started: Collection[Key], room: Room
+) -> Accept | Duplicate:
+    """Accept, or find the same operation. Raises the error to answer with; nothing is changed then.
+
+    InvalidRequestError: wrong stream or number, a clientToken with another request. ConflictError: the
+    number is another request's, or the session failed. OverloadedError, LogFullError: bounds.
+    """
+    _check_stream(submit)
+    known = _same_operation(state, submit, started)
+    if known is not None:
+        return Duplicate(record=known)
+    _check_open(state)
+    number = state.log_number + 1
+    if submit.stream == "train":
+        number = _checked_number(state, submit.number)
+    room_bytes = result_room_bytes(submit.operation, room.context_length)
+    _check_bounds(state, submit)
+    if room.free_bytes - state.room_bytes - room_bytes < room.free_bytes_min:
+        raise LogFullError(
+            f"the log's volume has {room.free_bytes} bytes left, of which {state.room_bytes} are reserved "
+            f"and {room.free_bytes_min} must stay free; enlarge the volume or wait"
+        )
+    return Accept(number=number, room_bytes=room_bytes)
+
+
+def on_refuse(state: SessionState, refuse: Refuse, started: Collection[Key]) -> Accept | Duplicate:
+    """Close a number, or find it closed. Raises ConflictError where it is an operation's."""
+    record = state.records.get(("train", refuse.number))
+    if record is not None and record.state == "Refused":
+        return Duplicate(record=record)
+    if record is not None:
+        raise _taken(state, refuse.number)
+    _check_open(state)
+    return Accept(number=_checked_number(state, refuse.number), room_bytes=0)
+
+
+def _check_stream(submit: Submit) -> None:
+    expected = "train" if isinstance(submit.operation, TrainOperation) else "log"
+    if submit.stream != expected:
+        raise InvalidRequestError(
+            f"{kind_of(submit.operation)} belongs to stream {expected!r}, not {submit.stream!r}"
+        )
+    if (submit.number is None) != (submit.stream == "log"):
+        raise InvalidRequestError(
+            f"number is {submit.number}; stream 'train' needs one and stream 'log' numbers itself"
+        )
+
+
+def _same_operation(state: SessionState, submit: Submit, started: Collection[Key]) -> Record | None:
+    """The record that this submit names again, by its clientToken or by its number."""
+    if submit.client_token is not None and submit.client_token in state.tokens:
+        record = state.records[state.tokens[submit.client_token]]
+        same_number = submit.number is None or submit.number == record.number
+        if record.state != "Refused":
+            if record.body_hash == submit.body_hash and same_number:
+                return record
+            raise InvalidRequestError(
+                f"clientToken {submit.client_token!r} was used for operation {record.number} with other "
+                "parameters; use a new token for a new request"
+            )
+    if submit.number is None:
+        return None
+    by_number = state.records.get(("train", submit.number))
+    if by_number is None:
+        return None
+    if by_number.state != "Refused":
+        if by_number.body_hash == submit.body_hash:
+            return by_number
+        raise _taken(state, submit.number)
+    later = (r for r in _train_behind(state, submit.number) if _has_started(r, started))
+    if next(later, None) is not None:
+        raise _taken(state, submit.number)
+    return None
+
+
+def _train_behind(state: SessionState, number: int) -> list[Record]:
+    records = state.records
+    above = range(number + 1, state.last_received_number + 1)
+    return [records["train", n] for n in above if ("train", n) in records]
+
+
+def _has_started(record: Record, started: Collection[Key]) -> bool:
+    return record.index > 0 or record.started_us > 0 or record.key in started
+
+
+def _taken(state: SessionState, number: int) -> SequenceConflictError:
+    last = state.last_received_number
+    return SequenceConflictError(
+        f"sequence number {number} was already used for another request; the last received number is "
+        f"{last}, continue with {state.next_number}",
+        last,
+    )
+
+
+def _check_open(state: SessionState) -> None:
+    if state.closed:
+        raise ConflictError(f"session {state.uid} is closed; create a new one")
+    if state.failure is not None:
+        raise ConflictError(f"session {state.uid} has failed: {state.failure.message}")
+
+
+def _checked_number(state: SessionState, number: int | None) -> int:
+    if number is None or not 1 <= number <= limits.SEQUENCE_NUMBER_MAX:
+        raise InvalidRequestError(
+            f"sequence number {number} is outside 1..{limits.SEQUENCE_NUMBER_MAX}; numbers start at 1"
+        )
+    if number > state.next_number + limits.SEQUENCE_AHEAD_MAX:
+        raise SequenceConflictError(
+            f"sequence number {number} is more than {limits.SEQUENCE_AHEAD_MAX} above {state.next_number}, "
+            f"the next expected one; the last received number is {state.last_received_number}",
+            state.last_received_number,
+        )
+    return number
+
+
+def _check_bounds(state: SessionState, submit: Submit) -> None:
+    if len(state.open_keys) >= limits.QUEUED_OPERATIONS_MAX:
+        raise OverloadedError(
+            f"{len(state.open_keys)} operations of session {state.uid} wait; at most "
+            f"{limits.QUEUED_OPERATIONS_MAX} may; retry when some have ended"
+        )
+    if state.open_bytes >= limits.QUEUED_BYTES_MAX:
+        raise OverloadedError(
+            f"{state.open_bytes} bytes of operations of session {state.uid} wait; at most "
+            f"{limits.QUEUED_BYTES_MAX} may; retry when some have ended"
+        )
+    if submit.stream == "log" and state.unclaimed_tokens >= limits.UNCLAIMED_TOKENS_MAX:
+        raise OverloadedError(
+            f"results of {state.unclaimed_tokens} tokens wait to be fetched; at most "
+            f"{limits.UNCLAIMED_TOKENS_MAX} may; fetch the results of earlier samples first"
+        )
+
+
+def result_room_bytes(operation: Operation, context_length: int) -> int:
+    """Largest size of the operation's result. `context_length` 0 = not known."""
+    size = 0
+    if isinstance(operation, Forward | ForwardBackward):
+        size = sum(datum.tokens.size for datum in operation.datums) * 4
+    elif isinstance(operation, Sample):
+        tokens = operation.params.max_tokens
+        if context_length:
+            tokens = min(tokens, context_length)
+        prompt = operation.prompt.size if operation.prompt is not None else context_length
+        size = operation.num_samples * tokens * TOKEN_RESULT_BYTES_MAX
+        size += prompt * (4 + operation.topk_prompt_logprobs * TOPK_ENTRY_BYTES)
+    elif isinstance(operation, ComputeLogprobs):
+        size = operation.prompt.size * (4 + operation.topk * TOPK_ENTRY_BYTES)
+    return size + limits.RESULT_ROOM_BYTES_MIN
+
+
+def resolve_adapter(state: SessionState, operation: Operation) -> Operation:
+    """Bind a sample that names no checkpoint to the session's default (None = the base model)."""
+    if not isinstance(operation, Sample | ComputeLogprobs) or operation.adapter is not None:
+        return operation
+    return msgspec.structs.replace(operation, adapter=state.default_adapter)
+
+
+# --- what runs next ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextTrain:
+    """`run` it at the worker, or `skip` it for a reason."""
+
+    verb: Literal["run", "skip"]
+    record: Record
+    reason: str = ""
+
+
+def next_train(state: SessionState, durable_frame: int) -> NextTrain | None:
+    """The train operation with the lowest number, once everything below it was received.
+
+    An optim_step directly behind a refused chunk would step on half a gradient: it is skipped.
+    """
+    waiting = [number for stream, number in state.open_keys if stream == "train"]
+    number = min(waiting, default=state.next_number)
+    if number >= state.next_number:
+        return None
+    record = state.records["train", number]
+    if record.accepted_frame > durable_frame:
+        return None
+    refused = _refused_chunk_before(state, number) if record.kind == "optim_step" else 0
+    if refused:
+        reason = f"forward_backward {refused} of the same accumulation was refused"
+        return NextTrain(verb="skip", record=record, reason=reason)
+    return NextTrain(verb="run", record=record)
+
+
+def _refused_chunk_before(state: SessionState, number: int) -> int:
+    """Number of a refused forward_backward with nothing but refused ones between; 0 = none."""
+    while (record := state.records.get(("train", number := number - 1))) is not None:
+        if record.state != "Refused":
+            return 0
+        if record.breaks_accumulation:
+            return number
+    return 0
+
+
+def next_samples(
+    state: SessionState, started: Collection[Key], durable_frame: int, slots: int
+) -> list[Record]:
+    """Keyless operations to start now, in order of acceptance. Streams are run by their own request."""
+    ready: list[Record] = []
+    for key in state.open_keys:
+        if len(ready) >= slots:
+            break
+        record = state.records[key]
+        if key[0] == "log" and key not in started and not record.streaming:
+            if record.accepted_frame > durable_frame:
+                break
+            ready.append(record)
+    return ready
+
+
+def gap_overdue(state: SessionState, now_us: int, since_us: int, timeout_s: float) -> int | None:
+    """The missing number, once it is missing too long. `since_us`: never count from before this."""
+    missing, missing_since = state.missing_number, state.missing_since_us
+    if missing is None or missing_since is None or state.failure is not None or state.closed:
+        return None
+    return missing if now_us - max(missing_since, since_us) >= timeout_s * 1e6 else None
+
+
+def unclaimed_overdue(
+    state: SessionState, now_us: int, timeout_s: float, at_most: int
+) -> list[int]:
+    """Keyless operations whose result was not fetched in time, oldest first."""
+    overdue: list[int] = []
+    for number in state.unclaimed:
+        if len(overdue) >= at_most:
+            break
+        if now_us - state.records["log", number].ended_us < timeout_s * 1e6:
+            break
+        overdue.append(number)
+    return overdue
+
+
+def snapshot_due(state: SessionState, replay_s_max: float, payload_bytes_max: int) -> bool:
+    """Whether the worker should take a snapshot before the next train operation."""
+    if len(state.executed) == state.snapshots[1]:
+        return False
+    return (
+        state.snapshot_forced
+        or state.snapshot_wall_us >= replay_s_max * 1e6
+        or state.snapshot_bytes >= payload_bytes_max
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStep:
+    """Feed index again. `skip`: consume it only; it failed at first, or it changes no state."""
+
+    record: Record
+    skip: bool
+
+
+_STATELESS_KINDS: Final = frozenset({"forward", "save_weights", "save_state"})
+
+
+def replay_step(state: SessionState, index: int) -> ReplayStep:
+    record = state.record_of_index(index)
+    return ReplayStep(
+        record=record, skip=record.state == "Failed" or record.kind in _STATELESS_KINDS
+    )
+
+
+def disposable_payloads(state: SessionState, kept_from: int) -> tuple[list[Record], int]:
+    """Train payloads below the older snapshot, from index `kept_from` on, and the new `kept_from`."""
+    older = state.snapshots[0]
+    records = [state.record_of_index(index) for index in range(kept_from, older + 1)]
+    return records, max(kept_from, older + 1)

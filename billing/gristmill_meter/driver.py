@@ -1,0 +1,261 @@
+"""The tasks of one session: trainer, sampler, poster, clockwork; and its orderly end."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Final
+
+from gristmill_contracts.errors import GristmillError, OperationFailedError
+from gristmill_contracts.http import Assignment, Heartbeat, StreamChunk, Submit
+from gristmill_meter import frames
+from gristmill_meter.decisions import disposable_payloads, gap_overdue, unclaimed_overdue
+from gristmill_meter.execution import Execution
+from gristmill_meter.link import WorkerLink
+from gristmill_meter.ports import Ledger, Worker
+from gristmill_meter.poster import Poster
+from gristmill_meter.sampler import Sampler
+from gristmill_meter.session import SKIP_BATCH_MAX, Session
+from gristmill_meter.streams import TokenStream, check_streamable
+from gristmill_meter.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+CLOCKWORK_S_MAX: Final = 1.0
+"""How often timeouts are looked at; a tenth of the shortest one, if that is shorter."""
+WORKER_CLOSE_S_MAX: Final = 30.0
+CLAIM_GRACE_S: Final = 1.0
+"""How long a stopping session waits for held polls to claim what has just ended."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Driver:
+    """Build, `start`, then `stop` (the session ends) or `drain` (the process ends)."""
+
+    session: Session
+    worker: Worker
+    ledger: Ledger
+    link: WorkerLink
+    trainer: Trainer
+    sampler: Sampler
+    poster: Poster
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _streams: set[asyncio.Task[None]] = field(default_factory=set)
+    _stopping: asyncio.Task[None] | None = None
+    _kept_from: int = 1
+
+    async def start(self) -> None:
+        """Recover the log and begin. A broken session stays visible and does nothing."""
+        session = self.session
+        await session.open()
+        if session.broken is not None:
+            logger.error(
+                "session_broken",
+                extra={"session": session.state.uid, "error": session.broken.message},
+            )
+            session.announce()
+            return
+        self._spawn("poster", self.poster.run())
+        if session.state.closed:
+            session.stopping = True
+            self._spawn("shipping", self._ship())
+        else:
+            self._spawn("trainer", self.trainer.run())
+            self._spawn("sampler", self.sampler.run())
+            self._spawn("clockwork", self._clockwork())
+        session.announce()
+        if session.assignment.desired == "stop":
+            self.stop()
+
+    def _spawn(self, name: str, work: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.create_task(work, name=f"{name}:{self.session.state.uid}")
+        self._tasks[name] = task
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not self.session.unwritable:
+            self.session.crashed(error)
+
+    def reassign(self, assignment: Assignment) -> None:
+        """Take a changed assignment: another attempt, another secret, or the wish to stop."""
+        session = self.session
+        session.assignment = assignment
+        if session.unwritable or session.state.closed:
+            return
+        session.note_owner()
+        if assignment.desired == "stop":
+            self.stop()
+
+    async def stream(self, submit: Submit, encoded: bytes) -> AsyncGenerator[StreamChunk, None]:
+        """Accept a stream; the caller then reads the chunks."""
+        check_streamable(submit)
+        record = await self.session.accept_stream(submit, encoded)
+        stream = TokenStream(session=self.session, link=self.link, record=record)
+        task = asyncio.create_task(stream.run())
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+        return stream.read()
+
+    # --- clockwork -------------------------------------------------------------------------------
+
+    async def _clockwork(self) -> None:
+        settings = self.session.settings
+        period_s = min(CLOCKWORK_S_MAX, settings.gap_timeout_s / 10, settings.claim_timeout_s / 10)
+        while not self.session.over:
+            self._expire_gap()
+            self._expire_unclaimed()
+            await self._remove_payloads()
+            await asyncio.sleep(period_s)
+
+    def _expire_gap(self) -> None:
+        session = self.session
+        if any(stream == "train" for stream, _ in session.started):
+            return
+        missing = gap_overdue(
+            session.state, session.now_us(), session.opened_us, session.settings.gap_timeout_s
+        )
+        if missing is not None:
+            session.fail(
+                OperationFailedError(
+                    f"sequence number {missing} did not arrive within "
+                    f"{session.settings.gap_timeout_s:g} s, while {session.state.last_received_number} "
+                    "was received; create a new session, from a saved state if there is one"
+                )
+            )
+
+    def _expire_unclaimed(self) -> None:
+        session = self.session
+        overdue = unclaimed_overdue(
+            session.state, session.now_us(), session.settings.claim_timeout_s, SKIP_BATCH_MAX
+        )
+        if overdue:
+            session.write(frames.Expired(numbers=overdue, at_us=session.now_us()))
+
+    async def _remove_payloads(self) -> None:
+        """Delete payload blobs that no replay can need any more."""
+        session = self.session
+        await session.log.durable(session.log.appended_number)
+        records, self._kept_from = disposable_payloads(session.state, self._kept_from)
+        names = [r.payload.blob for r in records if r.payload is not None and r.payload.blob]
+        for record in records:
+            record.payload = None
+        if names:
+            await session.log.remove_blobs(names)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Begin to end the session; `service` tells how far it is."""
+        if self._stopping is None and self.session.broken is None:
+            self._stopping = asyncio.create_task(self._stop())
+            self._stopping.add_done_callback(self._ended)
+
+    async def _stop(self) -> None:
+        session = self.session
+        session.stopping = True
+        session.announce()
+        waiting = [key for key in session.state.open_keys if key not in session.started]
+        session.skip(waiting, "the session is stopping")
+        session.pulse.ring()
+        await self._wait_for_running()
+        await session.wait_for_claims(CLAIM_GRACE_S)
+        unclaimed = list(session.state.unclaimed)
+        for at in range(0, len(unclaimed), SKIP_BATCH_MAX):
+            batch = unclaimed[at : at + SKIP_BATCH_MAX]
+            session.write(frames.Expired(numbers=batch, at_us=session.now_us()))
+        await self._leave_worker()
+        await session.log.durable(session.write(frames.Closed(at_us=session.now_us())))
+        await self._ship()
+
+    async def _wait_for_running(self) -> None:
+        tasks = [self._tasks[name] for name in ("trainer", "sampler") if name in self._tasks]
+        tasks += self._streams
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _leave_worker(self) -> None:
+        """Last snapshot, then close, if the worker is there; a lost one has nothing to keep."""
+        if not self.session.worker_ready:
+            return
+        try:
+            async with asyncio.timeout(WORKER_CLOSE_S_MAX):
+                if not self.session.failed:
+                    await self.trainer.snapshot()
+                await self.worker.close_session(self.session.state.uid)
+        except (GristmillError, TimeoutError) as error:
+            logger.warning(
+                "worker_close_failed",
+                extra={"session": self.session.state.uid, "error": str(error)},
+            )
+
+    async def _ship(self) -> None:
+        session = self.session
+        while session.acked_seq < session.state.head_seq or not self.poster.registered:
+            await session.pulse.wait()
+        session.shipped = True
+        session.announce()
+
+    async def drain(self, deadline_s: float) -> None:
+        """The process goes down: let what runs end, within bounds; the log keeps the rest."""
+        session = self.session
+        session.draining = True
+        session.let_polls_go()
+        session.pulse.ring()
+        running = [self._tasks[n] for n in ("trainer", "sampler") if n in self._tasks]
+        running += self._streams
+        if running:
+            await asyncio.wait(running, timeout=deadline_s)
+        if session.worker_ready and not session.unwritable and not session.state.closed:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self.trainer.snapshot()
+            except TimeoutError:
+                logger.warning("snapshot_abandoned", extra={"session": session.state.uid})
+        await self._cancel()
+        await session.log.close()
+
+    async def abandon(self) -> None:
+        """Stop at once, as a crash would, and close the files."""
+        self.session.draining = True
+        await self._cancel()
+        await self.session.log.close()
+
+    async def _cancel(self) -> None:
+        tasks = [*self._tasks.values(), *self._streams]
+        if self._stopping is not None:
+            tasks.append(self._stopping)
+        self.sampler.cancel()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def heartbeat(self, at_us: int) -> Heartbeat:
+        session = self.session
+        return Heartbeat(
+            view=session.view(),
+            tenant=session.assignment.tenant,
+            acked_seq=session.acked_seq,
+            head_seq=session.state.head_seq,
+            snapshot_applied=session.state.snapshots[1],
+            worker_ready=session.worker_ready,
+            at_us=at_us,
+        )
+
+
+def make_driver(session: Session, worker: Worker, ledger: Ledger) -> Driver:
+    """Wire the parts of one session. Nothing starts."""
+    link = WorkerLink(session=session, worker=worker)
+    execution = Execution(session=session, link=link, ledger=ledger)
+    return Driver(
+        session=session,
+        worker=worker,
+        ledger=ledger,
+        link=link,
+        trainer=Trainer(session=session, link=link, execution=execution),
+        sampler=Sampler(session=session, execution=execution),
+        poster=Poster(session=session, ledger=ledger),
+    )

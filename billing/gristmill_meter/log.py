@@ -1,0 +1,321 @@
+"""The append-only log of one session, with group commit.
+
+A write starts as soon as no other is in flight and takes everything that waits: no timer. Appending is
+immediate and in order; what depends on a frame waits for `durable(number)`. Frames count from 1.
+"""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import GristmillError, LogLostError, VolumeFailedError
+from gristmill_meter.disk import Appender, Disk
+from gristmill_meter.frames import Body, Frame, decode_frame, encode_frame
+from gristmill_meter.segment import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    crc32c,
+    pack_frame,
+    read_segment,
+    segment_header,
+)
+
+logger = logging.getLogger(__name__)
+
+FULL_RETRY_S: Final = 0.5
+"""How long a write waits before it tries a full volume again. Old work is never dropped."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """A frame that is not durable yet, and the blob that must be so before it."""
+
+    number: int
+    payload: bytes
+    blob: tuple[str, bytes] | None
+
+
+@dataclass(slots=True)
+class SessionLog:
+    """`folder` is relative to the disk's root. Build, then `recover` on a thread, then `append`."""
+
+    disk: Disk
+    folder: str
+    epoch: int = 0
+    appended_number: int = 0
+    durable_number: int = 0
+    failure: GristmillError | None = None
+    full: bool = False
+    bytes_written: int = 0
+    on_durable: Callable[[], None] = lambda: None
+    """Called after the durable number has grown, or the log has failed."""
+    _segment: int = 0
+    _end: int = 0
+    _file: Appender | None = None
+    _queue: list[Pending] = field(default_factory=list)
+    _staged: dict[str, bytes] = field(default_factory=dict)
+    _waiters: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
+    _flusher: asyncio.Task[None] | None = None
+
+    # --- recovery (blocking; on a thread) --------------------------------------------------------
+
+    def recover(self, epoch_if_new: int) -> list[Frame]:
+        """Read the log, cut a torn tail, make the rest durable. Begins a new log where there is none.
+
+        Raises LogLostError where frames are missing that had once been durable.
+        """
+        self.disk.make_dir(f"{self.folder}/blobs")
+        payloads = self._read_segments(resume=True)
+        self._read_or_begin_epoch(epoch_if_new, fresh=not payloads)
+        self.appended_number = self.durable_number = len(payloads)
+        if self._segment == 0:
+            self._begin_segment([])
+        return [_decode(self.folder, at + 1, payload) for at, payload in enumerate(payloads)]
+
+    def read_frames(self) -> list[Frame]:
+        """All frames that are durable now, read again (blocking; on a thread)."""
+        payloads = self._read_segments(resume=False)[: self.durable_number]
+        return [_decode(self.folder, at + 1, payload) for at, payload in enumerate(payloads)]
+
+    def _read_segments(self, *, resume: bool) -> list[bytes]:
+        payloads: list[bytes] = []
+        names = [n for n in self.disk.list(self.folder) if n.startswith("log-")]
+        for name in names:
+            path = f"{self.folder}/{name}"
+            content = self.disk.read(path)
+            segment = read_segment(content)
+            if resume:
+                self._segment = int(name[4:12])
+            if segment is None:
+                continue  # The segment was being begun: no frame in it was ever durable.
+            if segment.first > len(payloads) + 1:
+                raise _lost(self.folder, len(payloads) + 1, segment.first - 1)
+            payloads = payloads[: segment.first - 1] + segment.payloads
+            if name != names[-1] or not resume:
+                continue
+            if segment.damaged_after > len(payloads):
+                raise _lost(self.folder, len(payloads) + 1, segment.damaged_after)
+            self._resume_segment(path, segment.end, len(content))
+        return payloads
+
+    def _resume_segment(self, path: str, end: int, size: int) -> None:
+        if end < size:
+            logger.warning("log_tail_cut", extra={"path": path, "bytes": size - end})
+            self.disk.truncate(path, end)
+        self._file = self.disk.open_append(path)
+        self._end = end
+        self._file.fsync()
+        self.disk.fsync_dir(self.folder)
+
+    def _read_or_begin_epoch(self, epoch_if_new: int, *, fresh: bool) -> None:
+        path = f"{self.folder}/epoch"
+        if "epoch" in self.disk.list(self.folder):
+            self.epoch = int(self.disk.read(path))
+            return
+        if not fresh:
+            raise LogLostError(
+                f"log {self.folder} has frames but no epoch file; restore the volume"
+            )
+        self._write_file(f"{path}.tmp", str(epoch_if_new).encode())
+        self.disk.rename(f"{path}.tmp", path)
+        self.disk.fsync_dir(self.folder)
+        self.epoch = epoch_if_new
+
+    # --- appending (on the event loop) -----------------------------------------------------------
+
+    def append(self, frame: Frame, blob: tuple[str, bytes] | None = None) -> int:
+        """Queue a frame and give its number. Raises the log's failure, if it has failed."""
+        if self.failure is not None:
+            raise self.failure
+        self.appended_number += 1
+        self._queue.append(
+            Pending(number=self.appended_number, payload=encode_frame(frame), blob=blob)
+        )
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.get_running_loop().create_task(self._flush())
+        return self.appended_number
+
+    async def durable(self, number: int) -> None:
+        """Return once frame `number` is durable. Raises VolumeFailedError if it never will be."""
+        if number <= self.durable_number:
+            return
+        if self.failure is not None:
+            raise self.failure
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((number, future))
+        await future
+
+    def make_body(self, name: str, content: bytes) -> tuple[Body, tuple[str, bytes] | None]:
+        """A body for a frame, and the blob to append with that frame if it is large."""
+        crc = crc32c(content)
+        if len(content) <= limits.INLINE_PAYLOAD_BYTES_MAX:
+            return Body(size=len(content), crc=crc, inline=content), None
+        self._staged[name] = content
+        return Body(size=len(content), crc=crc, blob=name), (name, content)
+
+    async def read_body(self, body: Body) -> bytes:
+        """The bytes of a body. Raises VolumeFailedError if the blob is gone or was changed."""
+        if body.inline is not None:
+            return body.inline
+        content = self._staged.get(body.blob)
+        if content is None:
+            path = f"{self.folder}/blobs/{body.blob}"
+            try:
+                content = await asyncio.to_thread(self.disk.read, path)
+            except OSError as error:
+                raise VolumeFailedError(f"blob {path} cannot be read: {error}") from error
+            if crc32c(content) != body.crc:
+                raise VolumeFailedError(f"blob {path} does not have its recorded checksum")
+        return content
+
+    async def remove_blobs(self, names: Sequence[str]) -> None:
+        await asyncio.to_thread(self._remove_blobs, names)
+
+    async def close(self) -> None:
+        """Wait for what was appended, then close the file."""
+        if self._flusher is not None:
+            await asyncio.wait([self._flusher])
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        while self._queue and self.failure is None:
+            batch, self._queue = self._queue, []
+            try:
+                await self._write_until_done(batch)
+            except OSError as error:
+                self._fail(VolumeFailedError(f"log {self.folder} cannot be written: {error}"))
+                return
+            self.durable_number = batch[-1].number
+            for pending in batch:
+                if pending.blob is not None:
+                    self._staged.pop(pending.blob[0], None)
+            self._wake()
+
+    async def _write_until_done(self, batch: list[Pending]) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._write, batch)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if not self.full:
+                    logger.error("log_volume_full", extra={"folder": self.folder})  # noqa: TRY400 - expected
+                self.full = True
+                await asyncio.sleep(FULL_RETRY_S)
+            else:
+                self.full = False
+                return
+
+    def _write(self, batch: list[Pending]) -> None:
+        """On a thread. After any failure the unsynced frames go, from memory, into a new segment."""
+        try:
+            self._write_blobs(batch)
+            if self._end >= limits.SEGMENT_BYTES_MAX or self._file is None:
+                self._begin_segment(batch)
+            else:
+                self._end += self._write_frames(self._file, batch)
+        except OSError as error:
+            logger.warning("log_write_failed", extra={"folder": self.folder, "error": str(error)})
+            self._write_blobs(batch)
+            self._begin_segment(batch)
+
+    def _write_blobs(self, batch: list[Pending]) -> None:
+        blobs = [pending.blob for pending in batch if pending.blob is not None]
+        for name, content in blobs:
+            self._write_file(f"{self.folder}/blobs/{name}", content)
+            self.bytes_written += len(content)
+        if blobs:
+            self.disk.fsync_dir(f"{self.folder}/blobs")
+
+    def _write_file(self, path: str, content: bytes) -> None:
+        self.disk.remove(path)  # A half-written one of an earlier try, or of a crash.
+        file = self.disk.open_append(path)
+        try:
+            file.write(content)
+            file.fsync()
+        finally:
+            file.close()
+
+    def _write_frames(self, file: Appender, batch: list[Pending]) -> int:
+        packed = b"".join(
+            pack_frame(pending.number, self.durable_number, pending.payload) for pending in batch
+        )
+        if packed:
+            file.write(packed)
+        file.fsync()
+        self.bytes_written += len(packed)
+        return len(packed)
+
+    def _begin_segment(self, batch: list[Pending]) -> None:
+        """Write a new segment that begins behind the last durable frame."""
+        old, self._file = self._file, None
+        if old is not None:
+            old.close()
+        self._segment += 1
+        path = f"{self.folder}/log-{self._segment:08d}.seg"
+        self.disk.remove(path)
+        file = self.disk.open_append(path)
+        try:
+            file.write(segment_header(self.durable_number + 1))
+            size = self._write_frames(file, batch)
+            self.disk.fsync_dir(self.folder)
+        except OSError:
+            file.close()
+            raise
+        self._file, self._end = file, HEADER_BYTES + size
+
+    def _remove_blobs(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.disk.remove(f"{self.folder}/blobs/{name}")
+
+    def _fail(self, failure: GristmillError) -> None:
+        logger.error("volume_failed", extra={"folder": self.folder, "error": failure.message})
+        self.failure = failure
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting = self._waiters
+        self._waiters = [
+            (number, future) for number, future in waiting if not self._settled(number)
+        ]
+        for number, future in waiting:
+            if future.done() or not self._settled(number):
+                continue
+            if number <= self.durable_number:
+                future.set_result(None)
+            else:
+                future.set_exception(self.failure or VolumeFailedError(f"log {self.folder} failed"))
+        self.on_durable()
+
+    def _settled(self, number: int) -> bool:
+        return number <= self.durable_number or self.failure is not None
+
+
+def frame_bytes(payload_bytes: int) -> int:
+    """Size of a frame in the log, from the size of its payload."""
+    return FRAME_HEADER_BYTES + payload_bytes
+
+
+def _decode(folder: str, number: int, payload: bytes) -> Frame:
+    try:
+        return decode_frame(payload)
+    except msgspec.MsgspecError as error:
+        raise LogLostError(
+            f"frame {number} of log {folder} is whole but unknown to this version: {error}"
+        ) from error
+
+
+def _lost(folder: str, first: int, last: int) -> LogLostError:
+    return LogLostError(
+        f"log {folder} lost frames {first} to {last}, which had been durable; restore the volume"
+    )

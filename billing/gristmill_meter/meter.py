@@ -1,0 +1,206 @@
+"""Many sessions in one process: follows the assignments, beats, and watches the worker."""
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gristmill_contracts.errors import (
+    FencedError,
+    GristmillError,
+    NotFoundError,
+    UnauthenticatedError,
+)
+from gristmill_contracts.http import Assignment, WorkerStatus
+from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.units import now_us
+from gristmill_meter.assignments import AssignmentsFolder
+from gristmill_meter.disk import Disk
+from gristmill_meter.driver import Driver, make_driver
+from gristmill_meter.log import SessionLog
+from gristmill_meter.metrics import Metrics
+from gristmill_meter.ports import Ledger, LedgerAwayError, Worker
+from gristmill_meter.pulse import Pulse
+from gristmill_meter.records import SessionState
+from gristmill_meter.session import Session
+from gristmill_meter.settings import MeterSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    settings: MeterSettings
+    disk: Disk
+    worker: Worker
+    ledger: Ledger
+    metrics: Metrics = field(default_factory=Metrics)
+    clock: Callable[[], int] = now_us
+    drivers: dict[SessionUid, Driver] = field(default_factory=dict)
+    worker_status: WorkerStatus | None = None
+    ledger_answers: bool = False
+    scanned: bool = False
+    draining: bool = False
+    _beat: Pulse = field(default_factory=Pulse)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Serve what is assigned now, and keep following."""
+        self.metrics.watch(
+            lambda: sum(
+                d.session.state.head_seq - d.session.acked_seq for d in self.drivers.values()
+            ),
+            self._oldest_unacked_s,
+            lambda: sum(d.session.log.bytes_written for d in self.drivers.values()),
+            self.disk.free_bytes,
+        )
+        folder = AssignmentsFolder(self.settings.assignments_dir)
+        await self.follow(folder.scan())
+        self._tasks = [
+            asyncio.create_task(self._scan(folder)),
+            asyncio.create_task(self._heartbeats()),
+            asyncio.create_task(self._watch_worker()),
+        ]
+
+    async def follow(self, assignments: dict[SessionUid, Assignment]) -> None:
+        """Bring the served sessions in line with the assignments."""
+        for uid, assignment in assignments.items():
+            driver = self.drivers.get(uid)
+            if driver is None:
+                self.drivers[uid] = driver = self._make(assignment)
+                await driver.start()
+            elif driver.session.assignment != assignment:
+                driver.reassign(assignment)
+        for uid in [uid for uid in self.drivers if uid not in assignments]:
+            await self.drivers.pop(uid).abandon()
+            logger.info("session_left", extra={"session": uid})
+        self.scanned = True
+
+    def _make(self, assignment: Assignment) -> Driver:
+        session = Session(
+            assignment=assignment,
+            settings=self.settings,
+            disk=self.disk,
+            log=SessionLog(disk=self.disk, folder=assignment.uid),
+            state=SessionState(uid=assignment.uid),
+            metrics=self.metrics,
+            now_us=self.clock,
+            on_change=self._beat.ring,
+        )
+        if self.worker_status is not None:
+            session.context_length = self.worker_status.context_length
+        return make_driver(session, self.worker, self.ledger)
+
+    def admit(self, uid: str, authorization: str, attempt: str) -> Driver:
+        """The session's driver, for a caller with its secret and attempt.
+
+        Raises NotFoundError, UnauthenticatedError, FencedError for another attempt.
+        """
+        driver = self.drivers.get(SessionUid(uid))
+        if driver is None:
+            raise NotFoundError(f"session {uid} is not served here")
+        assignment = driver.session.assignment
+        expected = f"Bearer {assignment.secret}"
+        if not hmac.compare_digest(authorization.encode(), expected.encode()):
+            raise UnauthenticatedError(f"the secret for session {uid} is wrong")
+        if attempt != str(assignment.attempt):
+            raise FencedError(
+                f"session {uid} is served as attempt {assignment.attempt}, not {attempt or 'none'}; "
+                "read its endpoint again"
+            )
+        return driver
+
+    # --- loops -----------------------------------------------------------------------------------
+
+    async def _scan(self, folder: AssignmentsFolder) -> None:
+        while True:
+            await asyncio.sleep(self.settings.scan_s)
+            try:
+                await self.follow(await asyncio.to_thread(folder.scan))
+            except OSError as error:
+                logger.error("assignments_unreadable", extra={"error": str(error)})  # noqa: TRY400
+
+    async def _heartbeats(self) -> None:
+        while True:
+            try:
+                beats = [driver.heartbeat(self.clock()) for driver in self.drivers.values()]
+                if beats:
+                    await self.ledger.post_heartbeats(beats)
+                self.ledger_answers = True
+            except GristmillError as error:
+                if self.ledger_answers or not isinstance(error, LedgerAwayError):
+                    logger.warning("heartbeat_not_posted", extra={"error": error.message})
+                self.ledger_answers = False
+                await asyncio.sleep(min(self.settings.heartbeat_s, self.settings.retry_last_s))
+                continue
+            await self._beat.wait(self.settings.heartbeat_s)
+
+    async def _watch_worker(self) -> None:
+        """Notice a worker that died while nothing ran, so that it is opened again at once."""
+        while True:
+            try:
+                self.worker_status = await self.worker.status()
+            except GristmillError:
+                self.worker_status = None
+            status = self.worker_status
+            for driver in self.drivers.values():
+                driver.link.seen_boot(status.boot_id if status is not None else None)
+                if status is not None:
+                    driver.session.context_length = status.context_length
+            await asyncio.sleep(self.settings.heartbeat_s / 2)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def begin_drain(self) -> None:
+        """Refuse new work and let held polls go; `close` does the rest."""
+        self.draining = True
+        for driver in self.drivers.values():
+            driver.session.draining = True
+            driver.session.let_polls_go()
+            driver.session.pulse.ring()
+
+    async def close(self) -> None:
+        """Let what runs end within bounds, ship what can be shipped, close the logs."""
+        self.begin_drain()
+        drains = [driver.drain(self.settings.drain_s) for driver in self.drivers.values()]
+        await asyncio.gather(*drains)
+        await self._cancel()
+
+    async def abandon(self) -> None:
+        """Stop at once, as a crash would."""
+        await self._cancel()
+        for driver in self.drivers.values():
+            await driver.abandon()
+
+    async def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def volume_failed(self) -> bool:
+        return any(driver.session.log.failure is not None for driver in self.drivers.values())
+
+    def missing(self) -> list[str]:
+        """What `/readyz` names: dependencies that do not answer."""
+        absent = []
+        if not self.scanned:
+            absent.append("assignments")
+        if self.worker_status is None:
+            absent.append("worker")
+        if not self.ledger_answers:
+            absent.append("ledger")
+        if self.volume_failed:
+            absent.append("volume")
+        return absent
+
+    def _oldest_unacked_s(self) -> float:
+        ends = [
+            driver.session.state.events[0][1].op_end_us
+            for driver in self.drivers.values()
+            if driver.session.state.events
+        ]
+        return max(0.0, time.time() - min(ends) / 1e6) if ends else 0.0

@@ -1,0 +1,99 @@
+"""Prometheus metrics. Labels come from configuration alone; tenants and models are capped."""
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from gristmill_meter import frames
+from gristmill_meter.frames import Frame
+from gristmill_meter.records import Record, SessionState
+
+LABEL_VALUES_MAX: Final = 100
+"""Tenants, and models, with a series of their own; the rest is "other"."""
+
+
+class Metrics:
+    """One registry for a process, so that tests can have many."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._seen: dict[str, set[str]] = {"tenant": set(), "model": set()}
+        self.tokens = Counter(
+            "meter_tokens",
+            "Tokens settled by this process",
+            ["tenant", "model", "token_type"],
+            registry=self.registry,
+        )
+        self.operations = Counter(
+            "meter_operations",
+            "Operations that ended, by outcome",
+            ["tenant", "model", "operation", "outcome"],
+            registry=self.registry,
+        )
+        self.label_overflow = Counter(
+            "meter_label_overflow",
+            'Label values counted as "other"',
+            ["label"],
+            registry=self.registry,
+        )
+        self.replayed = Counter(
+            "meter_replayed_operations",
+            "Operations fed to a worker again after it was lost",
+            registry=self.registry,
+        )
+        self.unacked_events = self._gauge(
+            "spool_unacked_events", "Usage events that the ledger has not acknowledged"
+        )
+        self.oldest_unacked = self._gauge(
+            "spool_oldest_unacked_seconds", "Age of the oldest unacknowledged usage event"
+        )
+        self.spool_bytes = self._gauge("spool_bytes", "Bytes written to operation logs")
+        self.free_bytes = self._gauge("spool_volume_free_bytes", "Bytes left on the logs' volume")
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, registry=self.registry)
+
+    def watch(
+        self,
+        unacked: Callable[[], float],
+        oldest_s: Callable[[], float],
+        written: Callable[[], float],
+        free: Callable[[], float],
+    ) -> None:
+        """Read gauges when they are scraped."""
+        self.unacked_events.set_function(unacked)
+        self.oldest_unacked.set_function(oldest_s)
+        self.spool_bytes.set_function(written)
+        self.free_bytes.set_function(free)
+
+    def operation_ended(self, state: SessionState, record: Record) -> None:
+        self.operations.labels(
+            self._capped("tenant", state.tenant),
+            self._capped("model", state.model),
+            record.kind or "refused",
+            record.state.lower(),
+        ).inc()
+
+    def frame_written(self, state: SessionState, frame: Frame) -> None:
+        """Count tokens at the frame that bills them."""
+        settles = isinstance(frame, frames.Result | frames.Failed | frames.Claim)
+        if not settles or not state.events or state.events[-1][0] != state.frames:
+            return
+        counts = state.events[-1][1].counts
+        tenant, model = self._capped("tenant", state.tenant), self._capped("model", state.model)
+        for token_type in ("prefill", "cached_prefill", "sample", "train"):
+            amount = getattr(counts, token_type)
+            if amount:
+                self.tokens.labels(tenant, model, token_type).inc(amount)
+
+    def _capped(self, label: str, value: str) -> str:
+        seen = self._seen[label]
+        if value in seen or len(seen) < LABEL_VALUES_MAX:
+            seen.add(value)
+            return value
+        self.label_overflow.labels(label).inc()
+        return "other"
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

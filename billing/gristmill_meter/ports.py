@@ -1,0 +1,83 @@
+"""The meter's two neighbours, as ports: the worker below it and the ledger it posts to."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+
+from gristmill_contracts.errors import UnavailableError
+from gristmill_contracts.http import (
+    Checkpoint,
+    Executed,
+    Heartbeat,
+    OpenedSession,
+    OpenSession,
+    ProducerCursor,
+    RegisterCheckpoint,
+    RegisterProducer,
+    Snapshotted,
+    StreamChunk,
+    UsageBatch,
+    WorkerStatus,
+)
+from gristmill_contracts.ids import SessionUid
+
+
+class WorkerLostError(UnavailableError):
+    """The worker cannot be reached, or died before it answered. What it held may be gone."""
+
+
+class LedgerAwayError(UnavailableError):
+    """The ledger cannot be reached, or asks to be called again later."""
+
+
+class SequenceGapError(UnavailableError):
+    """The ledger expects another producer sequence number."""
+
+    def __init__(self, message: str, expected_seq: int) -> None:
+        super().__init__(message)
+        self.expected_seq = expected_seq
+
+
+class ExecuteCall(msgspec.Struct, kw_only=True):
+    """`http.Execute` with the operation still encoded, as it lies in the log."""
+
+    index: int
+    op_id: str
+    operation: msgspec.Raw
+    replay: bool = False
+    skip: bool = False
+    expected_checksum: int | None = None
+    expected_fingerprint: str | None = None
+
+
+class Worker(Protocol):
+    """Every call may raise WorkerLostError, or the error that the worker reported."""
+
+    async def status(self) -> WorkerStatus: ...
+
+    async def open_session(self, uid: SessionUid, request: OpenSession) -> OpenedSession: ...
+
+    async def execute(self, uid: SessionUid, call: ExecuteCall) -> Executed: ...
+
+    def stream(self, uid: SessionUid, call: ExecuteCall) -> AsyncGenerator[StreamChunk, None]:
+        """Chunks of a sample; closing the generator stops the worker's work on it."""
+        ...
+
+    async def snapshot(self, uid: SessionUid) -> Snapshotted: ...
+
+    async def close_session(self, uid: SessionUid) -> None: ...
+
+
+class Ledger(Protocol):
+    """Every call may raise LedgerAwayError, or the error that the ledger reported."""
+
+    async def register_producer(self, request: RegisterProducer) -> ProducerCursor: ...
+
+    async def post_batch(self, batch: UsageBatch) -> ProducerCursor:
+        """Raises SequenceGapError where the ledger expects another number."""
+        ...
+
+    async def register_checkpoint(self, request: RegisterCheckpoint) -> Checkpoint: ...
+
+    async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> None: ...

@@ -1,0 +1,123 @@
+"""At-least-once delivery of a session's usage, in producer order. The ledger makes it exactly once."""
+
+import logging
+from dataclasses import dataclass
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import FencedError, GristmillError, LogLostError
+from gristmill_contracts.http import RegisterProducer, UsageBatch
+from gristmill_contracts.usage import UsageEvent
+from gristmill_meter.ports import Ledger, SequenceGapError
+from gristmill_meter.pulse import backoff
+from gristmill_meter.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Poster:
+    session: Session
+    ledger: Ledger
+    _registered_attempt: int = -1
+
+    @property
+    def registered(self) -> bool:
+        return self._registered_attempt == self.session.state.attempt
+
+    async def run(self) -> None:
+        """For ever: nothing is dropped, whatever the ledger answers."""
+        failures = 0
+        while True:
+            try:
+                await self._deliver()
+                failures = 0
+            except SequenceGapError as gap:
+                await self._move_to(gap.expected_seq)
+            except (FencedError, LogLostError) as error:
+                self.session.break_off(error)
+                return
+            except GristmillError as error:
+                if failures == 0:
+                    logger.warning("usage_not_posted", extra=self._fields(error))
+                settings = self.session.settings
+                await backoff(failures, settings.retry_first_s, settings.retry_last_s)
+                failures += 1
+
+    async def _deliver(self) -> None:
+        """Register if need be, then post what is durable and not acknowledged; else wait."""
+        session = self.session
+        if not self.registered:
+            await self._register()
+        batch = self._next_batch()
+        if batch is None:
+            await session.pulse.wait()
+            return
+        cursor = await self.ledger.post_batch(batch)
+        self._acknowledged(cursor.acked_seq)
+
+    async def _register(self) -> None:
+        session, state = self.session, self.session.state
+        await session.log.durable(session.log.appended_number)
+        attempt, head_seq = state.attempt, state.head_seq
+        cursor = await self.ledger.register_producer(
+            RegisterProducer(
+                producer=state.uid,
+                tenant=state.tenant,
+                session=state.uid,
+                epoch=session.log.epoch,
+                attempt=attempt,
+                head_seq=head_seq,
+            )
+        )
+        if cursor.acked_seq > state.head_seq:
+            raise LogLostError(
+                f"the ledger has usage of session {state.uid} up to {cursor.acked_seq} but its log only "
+                f"up to {state.head_seq}; restore the newer volume, or create a new session"
+            )
+        self._registered_attempt = attempt
+        self._acknowledged(cursor.acked_seq)
+        session.pulse.ring()
+
+    def _next_batch(self) -> UsageBatch | None:
+        session = self.session
+        events: list[UsageEvent] = []
+        for frame, event in session.state.events:
+            if frame > session.log.durable_number or len(events) == limits.BATCH_EVENTS_MAX:
+                break
+            if event.producer_seq > session.acked_seq:
+                events.append(event)
+        if not events:
+            return None
+        return UsageBatch(
+            producer=session.state.uid,
+            epoch=session.log.epoch,
+            first_seq=events[0].producer_seq,
+            events=events,
+        )
+
+    def _acknowledged(self, seq: int) -> None:
+        session = self.session
+        if seq > session.state.head_seq:
+            raise LogLostError(f"the ledger acknowledged {seq} of {session.state.head_seq} events")
+        if seq != session.acked_seq:
+            session.acked_seq = seq
+            session.pulse.ring()
+        events = session.state.events
+        while events and events[0][1].producer_seq <= seq:
+            events.popleft()
+
+    async def _move_to(self, expected_seq: int) -> None:
+        """The ledger knows another number than we thought, as after a restored backup."""
+        session = self.session
+        logger.warning(
+            "usage_cursor_moved",
+            extra={"session": session.state.uid, "from": session.acked_seq, "to": expected_seq - 1},
+        )
+        oldest = session.state.events[0][1].producer_seq if session.state.events else None
+        if expected_seq <= session.acked_seq and (oldest is None or expected_seq < oldest):
+            await session.recall_events()
+        session.acked_seq = expected_seq - 1
+        self._registered_attempt = -1
+
+    def _fields(self, error: GristmillError) -> dict[str, str]:
+        return {"session": self.session.state.uid, "code": error.code, "error": error.message}

@@ -1,0 +1,117 @@
+"""What a session's log says: one record for each operation, and the session around them."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gristmill_contracts.http import TERMINAL_STATES, OperationState, Problem
+from gristmill_contracts.ids import OpId, SessionUid, Stream, TenantName
+from gristmill_contracts.operations import CheckpointRef
+from gristmill_contracts.usage import Counts, UsageEvent
+from gristmill_meter.frames import Body
+
+Key = tuple[Stream, int]
+
+NOTHING: Final = Counts()
+NOBODY: Final = TenantName("")
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One operation, from its INTENT (or refusal) on. Frame numbers say what its answers wait for."""
+
+    stream: Stream
+    number: int
+    kind: str
+    state: OperationState
+    body_hash: bytes
+    client_token: str | None
+    accepted_us: int
+    accepted_frame: int
+    payload: Body | None = None
+    counts: Counts = NOTHING
+    room_bytes: int = 0
+    streaming: bool = False
+    breaks_accumulation: bool = False
+    result: Body | None = None
+    error: Problem | None = None
+    index: int = 0
+    checksum: int | None = None
+    fingerprint: str = ""
+    wall_us: int = 0
+    started_us: int = 0
+    ended_us: int = 0
+    settled_frame: int = 0
+    claim: Literal["", "waiting", "claimed", "expired"] = ""
+    claim_frame: int = 0
+    progress_prompt: int = 0
+    progress_tokens: int = 0
+
+    @property
+    def key(self) -> Key:
+        return (self.stream, self.number)
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+    @property
+    def failed_in_worker(self) -> bool:
+        """The worker consumed an index for it, and nothing of it stayed."""
+        return self.state == "Failed" and self.index > 0
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionState:
+    """Everything the log says. Changed by `state.apply` alone."""
+
+    uid: SessionUid
+    tenant: TenantName = NOBODY
+    project: str = ""
+    model: str = ""
+    attempt: int = 0
+    frames: int = 0
+    records: dict[Key, Record] = field(default_factory=dict)
+    tokens: dict[str, Key] = field(default_factory=dict)
+    """Client token -> its operation."""
+    open_keys: dict[Key, None] = field(default_factory=dict)
+    """Accepted operations that have not ended, in order of acceptance."""
+    open_bytes: int = 0
+    room_bytes: int = 0
+    """Room reserved for results of accepted operations."""
+    unclaimed: dict[int, None] = field(default_factory=dict)
+    """Keyless operations whose result nobody fetched yet, in order of completion."""
+    unclaimed_tokens: int = 0
+    next_number: int = 1
+    last_received_number: int = 0
+    missing_since_us: int | None = None
+    log_number: int = 0
+    executed: list[int] = field(default_factory=list)
+    """executed[i]: train number of the operation with index i + 1."""
+    snapshots: tuple[int, int] = (0, 0)
+    """Applied counts of the older and the newer snapshot."""
+    snapshot_wall_us: int = 0
+    """Execution time since the newer snapshot."""
+    snapshot_bytes: int = 0
+    """Payload bytes since the newer snapshot."""
+    snapshot_forced: bool = False
+    default_adapter: CheckpointRef | None = None
+    counts: Counts = NOTHING
+    """Settled and billed."""
+    events: deque[tuple[int, UsageEvent]] = field(default_factory=deque)
+    """(frame number, event) of what the ledger may not have yet, in producer order."""
+    head_seq: int = 0
+    failure: Problem | None = None
+    failure_frame: int = 0
+    closed: bool = False
+    last_activity_us: int = 0
+
+    @property
+    def missing_number(self) -> int | None:
+        return self.next_number if self.next_number <= self.last_received_number else None
+
+    def op_id(self, record: Record) -> OpId:
+        return OpId(self.uid, record.stream, record.number)
+
+    def record_of_index(self, index: int) -> Record:
+        return self.records["train", self.executed[index - 1]]

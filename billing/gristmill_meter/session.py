@@ -1,0 +1,465 @@
+"""One session at the meter: its log, its state, and the doors for submit, refusal and poll."""
+
+import asyncio
+import copy
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import (
+    GristmillError,
+    InvariantError,
+    LogFullError,
+    NotFoundError,
+    UnavailableError,
+)
+from gristmill_contracts.http import (
+    Assignment,
+    OperationState,
+    Problem,
+    Refuse,
+    SessionView,
+    Submit,
+    Submitted,
+)
+from gristmill_contracts.operations import count_before, kind_of
+from gristmill_contracts.usage import Counts
+from gristmill_meter import frames
+from gristmill_meter.decisions import Duplicate, Room, on_refuse, on_submit, resolve_adapter
+from gristmill_meter.disk import Disk
+from gristmill_meter.frames import Frame
+from gristmill_meter.log import SessionLog
+from gristmill_meter.metrics import Metrics
+from gristmill_meter.pulse import Pulse
+from gristmill_meter.records import Key, Record, SessionState
+from gristmill_meter.settings import MeterSettings
+from gristmill_meter.state import apply
+from gristmill_meter.views import (
+    EncodedOperationView,
+    ServiceState,
+    operation_view,
+    session_view,
+)
+
+logger = logging.getLogger(__name__)
+
+SKIP_BATCH_MAX: Final = 1000
+"""Operations named in one frame."""
+
+
+class SessionOverError(GristmillError):
+    """Control flow: nothing runs in this session any more."""
+
+    code = "conflict"
+
+
+async def _still_there() -> bool:
+    return False
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """`open` it, then use it on the event loop alone."""
+
+    assignment: Assignment
+    settings: MeterSettings
+    disk: Disk
+    log: SessionLog
+    state: SessionState
+    metrics: Metrics
+    now_us: Callable[[], int]
+    started: set[Key] = field(default_factory=set)
+    """Dispatched to the worker, not ended."""
+    pulse: Pulse = field(default_factory=Pulse)
+    worker_ready: bool = False
+    context_length: int = 0
+    opened_us: int = 0
+    draining: bool = False
+    """The process goes down: no new work, held polls are let go."""
+    stopping: bool = False
+    """The session is to end: no new work, what waits is Skipped."""
+    shipped: bool = False
+    """Closed, and all usage acknowledged."""
+    acked_seq: int = 0
+    broken: GristmillError | None = None
+    """The log could not be opened, or the ledger knows more than it holds."""
+    on_change: Callable[[], None] = lambda: None
+    polls_held: int = 0
+    _announced: ServiceState | None = None
+    _held: dict[Key, list[asyncio.Future[None]]] = field(default_factory=dict)
+    _ending: deque[tuple[int, Key]] = field(default_factory=deque)
+
+    # --- opening and writing ---------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Recover the log. Errors make the session `broken`; the process goes on with the others."""
+        self.opened_us = self.now_us()
+        self.log.on_durable = self._on_durable
+        try:
+            for frame in await asyncio.to_thread(self.log.recover, self.opened_us):
+                apply(self.state, frame)
+        except (GristmillError, OSError) as error:
+            self.broken = (
+                error if isinstance(error, GristmillError) else UnavailableError(str(error))
+            )
+            return
+        if self.state.attempt > self.assignment.attempt:
+            self.broken = UnavailableError(
+                f"attempt {self.assignment.attempt} of session {self.state.uid} meets a log of attempt "
+                f"{self.state.attempt}"
+            )
+            return
+        if not self.state.closed:
+            self.note_owner()
+            self._cut_streams()
+
+    def note_owner(self) -> None:
+        """Log who the session belongs to, where that is new."""
+        a, s = self.assignment, self.state
+        if (a.tenant, a.project, a.model, a.attempt) != (s.tenant, s.project, s.model, s.attempt):
+            opened = frames.Opened(
+                uid=a.uid,
+                tenant=a.tenant,
+                project=a.project,
+                model=a.model,
+                attempt=a.attempt,
+                at_us=self.now_us(),
+            )
+            self.write(opened)
+
+    def write(self, frame: Frame, blob: tuple[str, bytes] | None = None) -> int:
+        """Apply a frame and queue it for the log. What it says is released once it is durable."""
+        self.check_log()
+        try:
+            ended = apply(self.state, frame)
+        except InvariantError as error:
+            self.broken = error  # What is in memory cannot be trusted; the log can.
+            raise
+        number = self.log.append(frame, blob)
+        for record in ended:
+            self.started.discard(record.key)
+            self._ending.append((number, record.key))
+            self.metrics.operation_ended(self.state, record)
+        self.metrics.frame_written(self.state, frame)
+        self.announce()
+        self.pulse.ring()
+        return number
+
+    def _on_durable(self) -> None:
+        """The log's durable number has grown, or the log has failed."""
+        while self._ending and self._ending[0][0] <= self.log.durable_number:
+            self._let_go(self._ending.popleft()[1])
+        if self.log.failure is not None:
+            for key in list(self._held):
+                self._let_go(key)
+        self.announce()
+        self.pulse.ring()
+
+    def _let_go(self, key: Key) -> None:
+        for waiter in self._held.pop(key, []):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _cut_streams(self) -> None:
+        """Token streams end with the process that served them, at the last durable PROGRESS."""
+        for key in list(self.state.open_keys):
+            if self.state.records[key].streaming:
+                self.cut_stream(self.state.records[key], "the meter was restarted")
+
+    def cut_stream(self, record: Record, why: str) -> None:
+        """Settle a stream that did not reach its end: billed at what was durable, if anything left."""
+        counts = None
+        if record.progress_tokens > 0:
+            counts = Counts(prefill=record.progress_prompt, sample=record.progress_tokens)
+        message = f"the stream was cut after {record.progress_tokens} tokens: {why}"
+        failed = frames.Failed(
+            stream="log",
+            number=record.number,
+            error=Problem(code="unavailable", message=message, retryable=True),
+            index=0,
+            wall_us=0,
+            started_us=record.started_us or self.now_us(),
+            at_us=self.now_us(),
+            counts=counts,
+        )
+        self.write(failed)
+
+    # --- doors -----------------------------------------------------------------------------------
+
+    async def submit(self, submit: Submit, encoded: bytes) -> Submitted:
+        """Accept an operation; `encoded` is its msgpack. Returns once the INTENT is durable."""
+        self.check_log()
+        decision = on_submit(self.state, submit, self.started, self._room())
+        if isinstance(decision, Duplicate):
+            return await self._submitted_again(decision.record)
+        record = self._accept(
+            submit, encoded, decision.number, decision.room_bytes, streaming=False
+        )
+        await self.log.durable(record.accepted_frame)
+        return Submitted(stream=record.stream, number=record.number, state=self.visible(record))
+
+    async def accept_stream(self, submit: Submit, encoded: bytes) -> Record:
+        """Accept a sample whose tokens are streamed by this very request; INTENT durable."""
+        self.check_log()
+        decision = on_submit(self.state, submit, self.started, self._room())
+        if isinstance(decision, Duplicate):
+            raise GristmillError(
+                f"clientToken {submit.client_token!r} names a stream that has begun; it cannot be read twice"
+            )
+        record = self._accept(submit, encoded, decision.number, decision.room_bytes, streaming=True)
+        self.started.add(record.key)
+        await self.log.durable(record.accepted_frame)
+        return record
+
+    def _accept(
+        self, submit: Submit, encoded: bytes, number: int, room_bytes: int, *, streaming: bool
+    ) -> Record:
+        self.check_accepting()
+        operation = resolve_adapter(self.state, submit.operation)
+        if operation is not submit.operation:
+            encoded = msgspec.msgpack.encode(operation)
+        payload, blob = self.log.make_body(f"{submit.stream}-{number}.op", encoded)
+        intent = frames.Intent(
+            stream=submit.stream,
+            number=number,
+            kind=kind_of(operation),
+            body_hash=submit.body_hash,
+            client_token=submit.client_token,
+            payload=payload,
+            counts=count_before(operation),
+            room_bytes=room_bytes,
+            streaming=streaming,
+            at_us=self.now_us(),
+        )
+        self.write(intent, blob)
+        return self.state.records[submit.stream, number]
+
+    async def refuse(self, refuse: Refuse) -> Submitted:
+        """Close a number that failed validation. Returns once that is durable."""
+        self.check_log()
+        decision = on_refuse(self.state, refuse, self.started)
+        if isinstance(decision, Duplicate):
+            return await self._submitted_again(decision.record)
+        self.check_accepting()
+        refused = frames.Refused(
+            number=refuse.number,
+            client_token=refuse.client_token,
+            message=refuse.message[: limits.DESCRIPTION_CHARS_MAX],
+            breaks_accumulation=refuse.breaks_accumulation,
+            at_us=self.now_us(),
+        )
+        await self.log.durable(self.write(refused))
+        return Submitted(stream="train", number=refuse.number, state="Refused")
+
+    async def _submitted_again(self, record: Record) -> Submitted:
+        await self.log.durable(record.accepted_frame)
+        return Submitted(
+            stream=record.stream,
+            number=record.number,
+            state=self.visible(record),
+            duplicate=True,
+        )
+
+    async def poll(
+        self, key: Key, wait_s: float, gone: Callable[[], Awaitable[bool]] = _still_there
+    ) -> EncodedOperationView:
+        """An operation's state, held until it has ended or `wait_s` is over.
+
+        A keyless result is billed here, by a CLAIM that is durable before it leaves. `gone` says
+        whether the caller has left meanwhile: then nothing is claimed.
+        """
+        self.check_log()
+        if key not in self.state.records:
+            raise NotFoundError(f"session {self.state.uid} has no operation {key[0]}/{key[1]}")
+        self.polls_held += 1
+        try:
+            await self._hold(key, wait_s)
+            return await self._release(key, gone)
+        finally:
+            self.polls_held -= 1
+            self.pulse.ring()
+
+    async def _release(self, key: Key, gone: Callable[[], Awaitable[bool]]) -> EncodedOperationView:
+        record = self.state.records[key]
+        state = self.visible(record)
+        if state != "Completed":
+            return operation_view(record, state)
+        if record.result is None and record.claim != "expired":
+            raise NotFoundError(
+                f"the result of operation {key[0]}/{key[1]} is no longer kept; results are kept for "
+                f"{self.settings.result_retention_s:.0f} s"
+            )
+        result = b"" if record.result is None else await self.log.read_body(record.result)
+        if record.claim == "waiting" and await gone():
+            return operation_view(record, "InProgress")
+        if record.claim == "expired":  # By now, perhaps: reading took a while.
+            return operation_view(_unfetched(record), "Failed")
+        if record.claim == "waiting":
+            self.write(frames.Claim(number=record.number, at_us=self.now_us()))
+        await self.log.durable(record.claim_frame)
+        return operation_view(record, "Completed", result)
+
+    async def _hold(self, key: Key, wait_s: float) -> None:
+        """Wait until the operation's end is durable, at most `wait_s`, and not while going down."""
+        if wait_s <= 0 or self.draining or self._ended(self.state.records[key]):
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held.setdefault(key, []).append(waiter)
+        await asyncio.wait([waiter], timeout=min(wait_s, limits.RESULT_WAIT_S_MAX))
+        waiters = self._held.get(key)
+        if not waiter.done() and waiters is not None and waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._held[key]
+        self.check_log()
+
+    def let_polls_go(self) -> None:
+        for key in list(self._held):
+            self._let_go(key)
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    def _ended(self, record: Record) -> bool:
+        return record.terminal and record.settled_frame <= self.log.durable_number
+
+    def visible(self, record: Record) -> OperationState:
+        """The state that may be told: an end only once it is durable."""
+        if self._ended(record):
+            return record.state
+        return "InProgress" if record.terminal or record.key in self.started else "Pending"
+
+    @property
+    def service(self) -> ServiceState:
+        if self.shipped:
+            return "Closed"
+        if (
+            self.broken is not None
+            or self.log.failure is not None
+            or self.state.failure is not None
+        ):
+            return "Failed" if not self.stopping else "Draining"
+        if self.stopping or self.draining or self.state.closed:
+            return "Draining"
+        if self.state.missing_number is not None:
+            return "Blocked"
+        return "Serving" if self.worker_ready else "Recovering"
+
+    def announce(self) -> None:
+        """Have a heartbeat sent at once if the session's state has changed."""
+        service = self.service
+        if service != self._announced:
+            self._announced = service
+            self.on_change()
+
+    def fail(self, error: GristmillError) -> None:
+        """The session cannot go on: record why, and skip what waits."""
+        if self.state.failure is not None or self.log.failure is not None:
+            return
+        waiting = [key for key in self.state.open_keys if key not in self.started]
+        problem = Problem(code=error.code, message=error.message)
+        self.write(
+            frames.SessionFailed(
+                error=problem, skipped=waiting[:SKIP_BATCH_MAX], at_us=self.now_us()
+            )
+        )
+        self.skip(waiting[SKIP_BATCH_MAX:], f"the session failed: {error.message}")
+
+    def skip(self, keys: list[Key], reason: str) -> None:
+        for at in range(0, len(keys), SKIP_BATCH_MAX):
+            batch = keys[at : at + SKIP_BATCH_MAX]
+            self.write(frames.Skipped(operations=batch, reason=reason, at_us=self.now_us()))
+
+    @property
+    def over(self) -> bool:
+        """Nothing may be started any more."""
+        return self.stopping or self.draining or self.state.closed or self.failed
+
+    @property
+    def failed(self) -> bool:
+        return self.unwritable or self.state.failure is not None
+
+    @property
+    def unwritable(self) -> bool:
+        return self.broken is not None or self.log.failure is not None
+
+    def crashed(self, error: BaseException) -> None:
+        """A task of the session died of our own bug: nothing more is released, a restart recovers."""
+        logger.error("session_crashed", extra={"session": self.state.uid}, exc_info=error)
+        self.break_off(InvariantError(f"internal error in session {self.state.uid}: {error}"))
+
+    def break_off(self, error: GristmillError) -> None:
+        """Stop serving: the log cannot be trusted, or is not ours any more."""
+        if self.broken is None:
+            logger.error(
+                "session_broken", extra={"session": self.state.uid, "error": error.message}
+            )
+            self.broken = error
+        self.let_polls_go()
+        self.announce()
+        self.pulse.ring()
+
+    async def wait_for_claims(self, at_most_s: float) -> None:
+        """Let held polls claim what has just ended."""
+        await self.log.durable(self.log.appended_number)
+        deadline_us = self.now_us() + int(at_most_s * 1e6)
+        while self.polls_held and self.now_us() < deadline_us:
+            if not await self.pulse.wait(at_most_s):
+                return
+
+    async def recall_events(self) -> None:
+        """Bring usage back that was acknowledged once and that the ledger has lost since."""
+        await self.log.durable(self.log.appended_number)
+        again = SessionState(uid=self.state.uid)
+        for frame in await asyncio.to_thread(self.log.read_frames):
+            apply(again, frame)
+        kept = (
+            self.state.events[0][1].producer_seq if self.state.events else self.state.head_seq + 1
+        )
+        older = [entry for entry in again.events if entry[1].producer_seq < kept]
+        self.state.events.extendleft(reversed(older))
+
+    def view(self) -> SessionView:
+        view = session_view(self.state, self.service, self.assignment.attempt)
+        error = self.broken or self.log.failure
+        if error is not None and view.error is None:
+            view.error = Problem(code=error.code, message=error.message, retryable=error.retryable)
+        return view
+
+    def check_log(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self.log.failure is not None:
+            raise self.log.failure
+
+    def check_accepting(self) -> None:
+        if self.draining:
+            raise UnavailableError("the meter is going down; send the request again")
+        if self.stopping:
+            raise UnavailableError(
+                f"session {self.state.uid} is stopping; it takes no new operations"
+            )
+        if self.log.full:
+            raise LogFullError("the log's volume is full; enlarge it or wait")
+
+    def _room(self) -> Room:
+        return Room(
+            free_bytes=self.disk.free_bytes(),
+            free_bytes_min=self.settings.log_free_bytes_min,
+            context_length=self.context_length,
+        )
+
+
+def _unfetched(record: Record) -> Record:
+    """As the record of a failed operation, for the view alone."""
+    shown = copy.copy(record)
+    shown.error = Problem(
+        code="operation_failed",
+        message="the result was not fetched in time and was discarded, unbilled; submit it again",
+    )
+    shown.counts = Counts()
+    return shown
