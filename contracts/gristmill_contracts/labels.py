@@ -9,3 +9,6 @@ CREATED_BY: Final = "gristmill.dev/created-by"
 CREATED_BY_SAGEMAKER: Final = "sagemaker"
 SAGEMAKER_REQUEST: Final = "gristmill.dev/sagemaker-request"
 """JSON: what CreateTrainingSession sent and the spec has no field for; Describe gives it back."""
+
+METERING_FLUSH: Final = "gristmill.dev/metering-flush"
+"""Finalizer of a TrainingSession: it stays until the ledger has all of the session's usage."""

@@ -1,0 +1,23 @@
+"""What a session is called and known by, wherever that is asked. Pure."""
+
+import hashlib
+
+from gristmill_contracts import labels
+from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.session import TrainingSession
+
+
+def session_uid(session: TrainingSession) -> SessionUid:
+    """The durable identity that meter and ledger know: minted once, else the resource's own uid."""
+    minted = session.metadata.annotations.get(labels.SESSION_ID)
+    return SessionUid(minted or session.metadata.uid)
+
+
+def session_name(session: TrainingSession) -> str:
+    """What people call it."""
+    return session.spec.display_name or session.metadata.name
+
+
+def session_seed(uid: SessionUid) -> int:
+    """The seed of a session's adapter: a function of its identity, so that it survives every restart."""
+    return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:6], "little")
