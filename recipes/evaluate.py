@@ -1,0 +1,210 @@
+"""Evaluate a checkpoint two ways: by sampling tokens, and by the OpenAI-shaped call.
+
+    eval "$(gristmill env)"
+    python recipes/evaluate.py --model-package ARN     # as recipes/rl.py printed it
+
+Asks the questions of recipes/rl.py (answer with one lowercase word) of the base model and of the
+checkpoint. Sampling by tokens is the SDK's `sample`; the OpenAI-shaped call is `SampleTrainingSession`
+of boto3, which takes a chat body and answers one, the model's own chat template applied on the server.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import matplotlib
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from sagemaker.train.training_session import ModelInput, SamplingParams, ServiceClient
+
+THINGS = ["an insect", "a tree", "a language", "a planet", "a tool", "a river"]
+STOP = ["\n", "."]
+ROLE_ARN = os.environ.get("SAGEMAKER_ROLE_ARN", "arn:aws:iam::000000000000:role/researcher")
+console = Console()
+
+
+def question(thing: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"Name {thing}. Answer with one lowercase word."}]
+
+
+def reward_of(text: str) -> float:
+    """Half for brevity (1 / words), half for being all lowercase letters. In [0, 1]."""
+    text = text.strip().rstrip(".")
+    words = text.split()
+    if not words:
+        return 0.0
+    return 0.5 / len(words) + 0.5 * (text.isalpha() and text == text.lower())
+
+
+def by_tokens(
+    sampler: Any, tokenizer: Any, thing: str, samples: int, seed: int, counted: Counter[str]
+) -> list[str]:
+    prompt = tokenizer.apply_chat_template(
+        question(thing), add_generation_prompt=True, return_dict=False
+    )
+    answer = sampler.sample(
+        ModelInput.from_ints(prompt),
+        num_samples=samples,
+        sampling_params=SamplingParams(max_tokens=512, temperature=1.0, stop=STOP, seed=seed),
+    ).result()
+    counted["prefill"] += len(prompt)
+    counted["cached_prefill"] += len(prompt) * (samples - 1)
+    counted["sample"] += sum(len(sequence.tokens) for sequence in answer.sequences)
+    return [
+        tokenizer.decode(sequence.tokens, skip_special_tokens=True) for sequence in answer.sequences
+    ]
+
+
+def by_chat(
+    runtime: Any,
+    session: str,
+    package: str | None,
+    thing: str,
+    samples: int,
+    seed: int,
+    counted: Counter[str],
+) -> list[str]:
+    """`n` answers to one chat. `usage` holds the prompt once and the answers' tokens summed."""
+    body = {
+        "messages": question(thing), "n": samples, "max_tokens": 64, "temperature": 1.0,
+        "stop": STOP, "seed": seed,
+    }  # fmt: skip
+    answer = runtime.sample_training_session(
+        trainingSessionName=session,
+        contentType="application/json",
+        accept="application/json",
+        body=json.dumps(body).encode(),
+        **({"modelPackageArn": package} if package else {}),
+    )
+    chat = json.loads(answer["body"].read())
+    counted["prefill"] += chat["usage"]["prompt_tokens"]
+    counted["cached_prefill"] += chat["usage"]["prompt_tokens"] * (samples - 1)
+    counted["sample"] += chat["usage"]["completion_tokens"]
+    return [choice["message"]["content"] for choice in chat["choices"]]
+
+
+def evaluate(
+    service: ServiceClient, label: str, source: dict[str, str], args: argparse.Namespace, row: Any
+) -> dict[str, Any]:
+    """Rewards of one policy, both ways, in a session of its own."""
+    counted: Counter[str] = Counter(train=0, prefill=0, cached_prefill=0, sample=0)
+    runtime = boto3.client(
+        "sagemakertrainingsessionruntime",
+        region_name=os.environ["AWS_REGION"],
+        endpoint_url=os.environ["SAGEMAKER_TRAINING_SESSION_RUNTIME_ENDPOINT"],
+    )
+    rewards: dict[str, list[float]] = {"tokens": [], "chat": []}
+    with service.create_sampling_client(**source) as sampler:
+        session, tokenizer = sampler.training_session_name, sampler.get_tokenizer()
+        package = source.get("model_package_arn")
+        for index, thing in enumerate(THINGS):
+            seed = args.seed + index
+            texts = {
+                "tokens": by_tokens(sampler, tokenizer, thing, args.samples, seed, counted),
+                "chat": by_chat(runtime, session, package, thing, args.samples, seed, counted),
+            }
+            for way, answers in texts.items():
+                rewards[way].append(sum(map(reward_of, answers)) / len(answers))
+                row(label, thing, way, f"{rewards[way][-1]:.3f}", repr(answers[0][:40]))
+    return {"policy": label, "session": session, "tokens": counted, "rewards": rewards}
+
+
+# --- what every recipe shows ---------------------------------------------------------------------
+
+
+@contextmanager
+def live_table(*columns: str) -> Iterator[Any]:
+    """Yields a function that adds a row: into a table that grows, or line by line into a file."""
+    table = Table(*columns)
+    with Live(table, console=console, auto_refresh=False) as live:
+
+        def add(*cells: str) -> None:
+            table.add_row(*cells)
+            live.refresh()
+            if not console.is_terminal:
+                pairs = zip(columns, cells, strict=True)
+                print("  ".join(f"{name} {cell:>6}" for name, cell in pairs), flush=True)
+
+        yield add
+
+
+def billed(session: str) -> dict[str, Any]:
+    """The session's row of `gristmill usage`; usage reaches the ledger within seconds."""
+    gristmill = shutil.which("gristmill")
+    if gristmill is None:
+        return {}
+    command = [gristmill, "usage", "--group-by", "session", "--output", "json"]
+    answer = subprocess.run(command, capture_output=True, check=True, text=True)
+    rows = json.loads(answer.stdout)["rows"]
+    return next((row for row in rows if row["session_name"] == session), {})
+
+
+def show_bill(session: str, counted: Counter[str], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    row = billed(session)
+    while any(row.get(kind) != n for kind, n in counted.items()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+        row = billed(session)
+    table = Table("tokens", "counted here", "in the ledger", title=f"Bill of {session}")
+    for kind in ("train", "prefill", "cached_prefill", "sample"):
+        table.add_row(kind, f"{counted[kind]:,}", f"{row[kind]:,}" if row else "not readable here")
+    table.add_section()
+    table.add_row("cost", "", str(row.get("cost") or row.get("cost_reason") or "not readable here"))
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", help="base model id; the first one listed by default")
+    parser.add_argument("--model-package", help="checkpoint to compare with the base model")
+    parser.add_argument("--samples", type=int, default=4, help="answers to each question")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--png", type=Path, default=Path("evaluate.png"), help="the chart")
+    parser.add_argument("--summary", type=Path, help="write rewards and token counts as JSON")
+    args = parser.parse_args()
+
+    service = ServiceClient(role_arn=ROLE_ARN, session_name_prefix="evaluate")
+    sources = {"base": {"base_model": args.model or service.list_base_models()[0]}}
+    if args.model_package:
+        sources["checkpoint"] = {"model_package_arn": args.model_package}
+    with live_table("policy", "question", "way", "reward", "an answer") as row:
+        found = [evaluate(service, label, source, args, row) for label, source in sources.items()]
+    for policy in found:
+        for way, rewards in policy["rewards"].items():
+            mean = sum(rewards) / len(rewards)
+            console.print(f"{policy['policy']}, by {way}: mean reward {mean:.3f}")
+        show_bill(policy["session"], policy["tokens"])
+    plot(found, args.png)
+    if args.summary:
+        args.summary.write_text(json.dumps(found, indent=2))
+
+
+def plot(found: list[dict[str, Any]], path: Path) -> None:
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    means = {
+        f"{policy['policy']}\nby {way}": sum(rewards) / len(rewards)
+        for policy in found
+        for way, rewards in policy["rewards"].items()
+    }
+    axes.bar(list(means), list(means.values()))
+    axes.set(ylabel="mean reward", title="Evaluation", ylim=(0, 1))
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+    console.print(f"Chart in {path}")
+
+
+if __name__ == "__main__":
+    main()
