@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ import matplotlib
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from sagemaker.train.training_session import ModelInput, SamplingParams, ServiceClient
+from sagemaker.train.training_session import (
+    ModelInput,
+    SamplingClient,
+    SamplingParams,
+    ServiceClient,
+)
 
 THINGS = ["an insect", "a tree", "a language", "a planet", "a tool", "a river"]
 STOP = ["\n", "."]
@@ -46,77 +52,94 @@ def reward_of(text: str) -> float:
     return 0.5 / len(words) + 0.5 * (text.isalpha() and text == text.lower())
 
 
-def by_tokens(
-    sampler: Any, tokenizer: Any, thing: str, samples: int, seed: int, counted: Counter[str]
-) -> list[str]:
-    prompt = tokenizer.apply_chat_template(
-        question(thing), add_generation_prompt=True, return_dict=False
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A base model or a checkpoint in a session of its own, and the tokens that asking it took."""
+
+    label: str
+    sampler: SamplingClient
+    package: str | None
+    counted: Counter[str] = field(
+        default_factory=lambda: Counter(train=0, prefill=0, cached_prefill=0, sample=0)
     )
-    answer = sampler.sample(
-        ModelInput.from_ints(prompt),
-        num_samples=samples,
-        sampling_params=SamplingParams(max_tokens=512, temperature=1.0, stop=STOP, seed=seed),
-    ).result()
-    counted["prefill"] += len(prompt)
-    counted["cached_prefill"] += len(prompt) * (samples - 1)
-    counted["sample"] += sum(len(sequence.tokens) for sequence in answer.sequences)
-    return [
-        tokenizer.decode(sequence.tokens, skip_special_tokens=True) for sequence in answer.sequences
-    ]
+
+    def by_tokens(self, thing: str, samples: int, seed: int) -> list[str]:
+        """`samples` answers, as token ids that the client encodes and decodes itself."""
+        tokenizer = self.sampler.get_tokenizer()
+        prompt = tokenizer.apply_chat_template(
+            question(thing), add_generation_prompt=True, return_dict=False
+        )
+        sequences = (
+            self.sampler.sample(
+                ModelInput.from_ints(prompt),
+                num_samples=samples,
+                sampling_params=SamplingParams(
+                    max_tokens=512, temperature=1.0, stop=STOP, seed=seed
+                ),
+            )
+            .result()
+            .sequences
+        )
+        self._count(len(prompt), samples, sum(len(sequence.tokens) for sequence in sequences))
+        return [tokenizer.decode(each.tokens, skip_special_tokens=True) for each in sequences]
+
+    def by_chat(self, runtime: Any, thing: str, samples: int, seed: int) -> list[str]:
+        """`samples` answers to one OpenAI chat body; its `usage` tells their tokens."""
+        body = {
+            "messages": question(thing), "n": samples, "max_tokens": 64, "temperature": 1.0,
+            "stop": STOP, "seed": seed,
+        }  # fmt: skip
+        answer = runtime.sample_training_session(
+            trainingSessionName=self.sampler.training_session_name,
+            contentType="application/json",
+            accept="application/json",
+            body=json.dumps(body).encode(),
+            **({"modelPackageArn": self.package} if self.package else {}),
+        )
+        chat = json.loads(answer["body"].read())
+        usage = chat["usage"]
+        self._count(usage["prompt_tokens"], samples, usage["completion_tokens"])
+        return [choice["message"]["content"] for choice in chat["choices"]]
+
+    def _count(self, prompt: int, samples: int, sampled: int) -> None:
+        self.counted["prefill"] += prompt
+        self.counted["cached_prefill"] += prompt * (samples - 1)
+        self.counted["sample"] += sampled
 
 
-def by_chat(
-    runtime: Any,
-    session: str,
-    package: str | None,
-    thing: str,
-    samples: int,
-    seed: int,
-    counted: Counter[str],
-) -> list[str]:
-    """`n` answers to one chat. `usage` holds the prompt once and the answers' tokens summed."""
-    body = {
-        "messages": question(thing), "n": samples, "max_tokens": 64, "temperature": 1.0,
-        "stop": STOP, "seed": seed,
-    }  # fmt: skip
-    answer = runtime.sample_training_session(
-        trainingSessionName=session,
-        contentType="application/json",
-        accept="application/json",
-        body=json.dumps(body).encode(),
-        **({"modelPackageArn": package} if package else {}),
-    )
-    chat = json.loads(answer["body"].read())
-    counted["prefill"] += chat["usage"]["prompt_tokens"]
-    counted["cached_prefill"] += chat["usage"]["prompt_tokens"] * (samples - 1)
-    counted["sample"] += chat["usage"]["completion_tokens"]
-    return [choice["message"]["content"] for choice in chat["choices"]]
-
-
-def evaluate(
-    service: ServiceClient, label: str, source: dict[str, str], args: argparse.Namespace, row: Any
-) -> dict[str, Any]:
-    """Rewards of one policy, both ways, in a session of its own."""
-    counted: Counter[str] = Counter(train=0, prefill=0, cached_prefill=0, sample=0)
+def evaluate(policy: Policy, args: argparse.Namespace, row: Any) -> dict[str, list[float]]:
+    """Mean reward of every question, both ways."""
     runtime = boto3.client(
         "sagemakertrainingsessionruntime",
         region_name=os.environ["AWS_REGION"],
         endpoint_url=os.environ["SAGEMAKER_TRAINING_SESSION_RUNTIME_ENDPOINT"],
     )
     rewards: dict[str, list[float]] = {"tokens": [], "chat": []}
-    with service.create_sampling_client(**source) as sampler:
-        session, tokenizer = sampler.training_session_name, sampler.get_tokenizer()
-        package = source.get("model_package_arn")
-        for index, thing in enumerate(THINGS):
-            seed = args.seed + index
-            texts = {
-                "tokens": by_tokens(sampler, tokenizer, thing, args.samples, seed, counted),
-                "chat": by_chat(runtime, session, package, thing, args.samples, seed, counted),
-            }
-            for way, answers in texts.items():
-                rewards[way].append(sum(map(reward_of, answers)) / len(answers))
-                row(label, thing, way, f"{rewards[way][-1]:.3f}", repr(answers[0][:40]))
-    return {"policy": label, "session": session, "tokens": counted, "rewards": rewards}
+    for seed, thing in enumerate(THINGS, args.seed):
+        texts = {
+            "tokens": policy.by_tokens(thing, args.samples, seed),
+            "chat": policy.by_chat(runtime, thing, args.samples, seed),
+        }
+        for way, answers in texts.items():
+            rewards[way].append(sum(map(reward_of, answers)) / len(answers))
+            row(policy.label, thing, way, f"{rewards[way][-1]:.3f}", repr(answers[0][:40]))
+    return rewards
+
+
+def evaluate_all(
+    service: ServiceClient, sources: dict[str, dict[str, str]], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    found = []
+    with live_table("policy", "question", "way", "reward", "an answer") as row:
+        for label, source in sources.items():
+            with service.create_sampling_client(**source) as sampler:
+                policy = Policy(label, sampler, source.get("model_package_arn"))
+                rewards = evaluate(policy, args, row)
+                session = sampler.training_session_name
+            found.append(
+                {"policy": label, "session": session, "tokens": policy.counted, "rewards": rewards}
+            )
+    return found
 
 
 # --- what every recipe shows ---------------------------------------------------------------------
@@ -177,8 +200,7 @@ def main() -> None:
     sources = {"base": {"base_model": args.model or service.list_base_models()[0]}}
     if args.model_package:
         sources["checkpoint"] = {"model_package_arn": args.model_package}
-    with live_table("policy", "question", "way", "reward", "an answer") as row:
-        found = [evaluate(service, label, source, args, row) for label, source in sources.items()]
+    found = evaluate_all(service, sources, args)
     for policy in found:
         for way, rewards in policy["rewards"].items():
             mean = sum(rewards) / len(rewards)
