@@ -10,7 +10,8 @@ from gristmill_contracts.errors import GristmillError, InvalidRequestError, NotF
 from gristmill_contracts.http import Problem
 from gristmill_contracts.session import Condition, LastFailure, State, TrainingSession
 from gristmill_contracts.usage import Counts
-from gristmill_gateway.sagemaker import control, control_session
+from gristmill_gateway.sagemaker import control
+from gristmill_sessions.identity import session_uid
 from gristmill_testing.control_plane import (
     FakeCaller,
     FakeContext,
@@ -60,10 +61,9 @@ async def listed(plane: FakeContext, **filters: Any) -> tuple[list[str], str | N
 # --- status --------------------------------------------------------------------------------------
 
 STATUS: list[tuple[str, dict[str, Any], str | None, str]] = [
-    ("made", {"conditions": [], "endpoint": ""}, None, "Created"),
-    ("accepted, no meter yet", {"endpoint": ""}, None, "Created"),
-    ("accepted, has a meter", {}, None, "Running"),
-    ("scheduled, has a meter", {"state": "Scheduled"}, "Recovering", "Running"),
+    ("made", {"conditions": []}, None, "Created"),
+    ("its meter takes operations", {}, None, "Running"),
+    ("scheduled, its meter takes operations", {"state": "Scheduled"}, "Recovering", "Running"),
     ("runs", {"state": "Running"}, "Serving", "Running"),
     ("blocked at the meter, not noticed yet", {"state": "Running"}, "Blocked", "Blocked"),
     ("blocked", {"state": "Blocked"}, None, "Blocked"),
@@ -87,14 +87,14 @@ async def test_the_reported_status_follows_resource_and_meter(
     accept(plane.store, "run-1", **status)
     if at_meter is not None:
         made = session(plane)
-        plane.views[control_session.session_uid(made)] = view(made, state=at_meter)
+        plane.views[session_uid(made)] = view(made, state=at_meter)
     assert (await describe(plane))["TrainingSessionStatus"] == expected
 
 
 async def test_a_blocked_session_says_which_number_is_missing(plane: FakeContext) -> None:
     accept(plane.store, "run-1", state="Running")
     made = session(plane)
-    plane.views[control_session.session_uid(made)] = view(
+    plane.views[session_uid(made)] = view(
         made, state="Blocked", missing_number=4, last_received_number=7
     )
     detail = await describe(plane)
@@ -119,7 +119,7 @@ async def test_a_failed_session_says_why(
     accept(plane.store, "run-1", state="Failed", **status)
     made = session(plane)
     if error is not None:
-        plane.views[control_session.session_uid(made)] = view(made, state="Failed", error=error)
+        plane.views[session_uid(made)] = view(made, state="Failed", error=error)
     assert (await describe(plane))["ErrorDetails"] == expected
 
 
@@ -129,7 +129,7 @@ async def test_a_failed_session_says_why(
 async def test_usage_is_what_the_meter_settled_while_there_is_one(plane: FakeContext) -> None:
     made = session(plane)
     counts = Counts(prefill=2**40, cached_prefill=7, sample=3, train=11)
-    plane.views[control_session.session_uid(made)] = view(made, counts=counts)
+    plane.views[session_uid(made)] = view(made, counts=counts)
     assert (await describe(plane))["BillableTokenUsage"] == {
         "PrefillTokenCount": 2**40, "SampleTokenCount": 3, "TrainingTokenCount": 11,
     }  # fmt: skip
@@ -140,7 +140,7 @@ async def test_usage_is_the_ledgers_where_no_meter_knows_better(
     plane: FakeContext, meter: Any
 ) -> None:
     made = session(plane)
-    uid = control_session.session_uid(made)
+    uid = session_uid(made)
     if meter != "none":
         plane.views[uid] = view(made, state=meter)
     assert (await describe(plane))["BillableTokenUsage"]["PrefillTokenCount"] == 0
@@ -152,7 +152,7 @@ async def test_usage_is_the_ledgers_where_no_meter_knows_better(
 
 
 async def test_usage_that_nobody_can_tell_is_left_out_and_never_zero(plane: FakeContext) -> None:
-    uid = control_session.session_uid(session(plane))
+    uid = session_uid(session(plane))
     await plane.ledger_admin.register("p-1", session=uid)
     unknown = make_event(1, session=uid, counts=None, outcome="unknown")
     await plane.ledger_admin.post("p-1", [unknown])
@@ -290,7 +290,7 @@ async def test_an_ended_session_is_deleted_and_then_gone(plane: FakeContext, sta
 
 @pytest.mark.parametrize("state", ["Created", "Scheduled", "Running", "Blocked", "Stopping"])
 async def test_an_active_session_is_not_deleted(plane: FakeContext, state: State) -> None:
-    accept(plane.store, "run-1", endpoint="", state=state)
+    accept(plane.store, "run-1", conditions=[], state=state)
     with pytest.raises(InvalidRequestError) as caught:
         await control.delete_training_session(plane, CALLER, NAMED)
     assert f"invalid session state transition from {state} to Deleting" in caught.value.message

@@ -27,6 +27,7 @@ from gristmill_gateway.sagemaker.control_validate import (
 )
 from gristmill_gateway.sagemaker.hub_calls import list_models
 from gristmill_gateway.sagemaker.registry_calls import ensure_group, require_group
+from gristmill_sessions.identity import session_name, session_uid
 
 Body = dict[str, Any]  # Any: JSON
 
@@ -50,9 +51,7 @@ async def create_training_session(context: Context, caller: Caller, body: Body) 
     wanted = await _wanted_session(context, caller, request)
     session = await _create_or_attach(context, caller, wanted, default_bucket(tenant))
     await _hold_until_it_serves(context, session)
-    return {
-        "TrainingSessionArn": arns.session_arn(caller.scope, control_session.session_name(session))
-    }
+    return {"TrainingSessionArn": arns.session_arn(caller.scope, session_name(session))}
 
 
 def _check_request(request: CreateTrainingSession) -> None:
@@ -88,15 +87,21 @@ async def _wanted_session(
         model=model.metadata.name,
         group=group,
         uid=new_session_uid(),
-        token=caller.invocation_id[: limits.CLIENT_TOKEN_CHARS_MAX],
+        token=_token(caller.invocation_id),
     )
+
+
+def _token(invocation_id: str) -> str:
+    """A retry of one call carries the id of its first try. It is a header, so it may hold anything."""
+    usable = invocation_id.isascii() and invocation_id.isprintable()
+    return invocation_id if usable and len(invocation_id) <= limits.CLIENT_TOKEN_CHARS_MAX else ""
 
 
 async def _create_or_attach(
     context: Context, caller: Caller, wanted: TrainingSession, bucket: str
 ) -> TrainingSession:
     """Raises ConflictError naming what differs from the session that has the name."""
-    name = control_session.session_name(wanted)
+    name = session_name(wanted)
     existing = control_session.find_session(await _list(context, caller.tenant), name)
     if existing is None:
         try:
@@ -153,7 +158,7 @@ async def settled_usage(
     """
     if view is not None and view.state != "Recovering":
         return view.counts
-    uid = control_session.session_uid(session)
+    uid = session_uid(session)
     try:
         return await context.ledger.session_usage(session.metadata.namespace, uid)
     except UnavailableError:
@@ -226,7 +231,7 @@ async def require_session(context: Context, tenant: str, name: str) -> TrainingS
         session = await asyncio.to_thread(
             context.store.get, TrainingSession, tenant, arns.object_name(name)
         )
-        if control_session.session_name(session) == name:
+        if session_name(session) == name:
             return session
     except NotFoundError:
         pass

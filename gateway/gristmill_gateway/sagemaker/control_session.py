@@ -8,7 +8,7 @@ it reports a wish to stop or delete at once, before anybody acted on it.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from gristmill_contracts import labels
+from gristmill_contracts import conditions, labels
 from gristmill_contracts.errors import ConflictError, InvalidRequestError
 from gristmill_contracts.http import SessionView
 from gristmill_contracts.ids import SessionUid
@@ -30,6 +30,7 @@ from gristmill_gateway.sagemaker.control_validate import (
     KeptRequest,
     ListTrainingSessions,
 )
+from gristmill_sessions.identity import session_name
 
 DEFAULT_GROUP: Final = "sagemaker-default"
 ERROR_DETAILS_CHARS_MAX: Final = 1024
@@ -42,20 +43,8 @@ ENDED: Final[frozenset[State]] = frozenset({"Failed", "Stopped", "Expired"})
 Shape = dict[str, Any]  # Any: a shape of the service model as JSON
 
 
-# --- names ---------------------------------------------------------------------------------------
-
-
-def session_name(session: TrainingSession) -> str:
-    """What the session is called on this wire."""
-    return session.spec.display_name or session.metadata.name
-
-
-def session_uid(session: TrainingSession) -> SessionUid:
-    """Its durable identity, which the meter and the ledger know it by."""
-    return SessionUid(session.metadata.annotations.get(labels.SESSION_ID) or session.metadata.uid)
-
-
 def find_session(sessions: Iterable[TrainingSession], name: str) -> TrainingSession | None:
+    """The session that is called so on this wire."""
     return next((session for session in sessions if session_name(session) == name), None)
 
 
@@ -171,9 +160,8 @@ def differences(
 
 
 def takes_operations(session: TrainingSession) -> bool:
-    """An accepted session with a meter to send operations to, whether or not a worker is up yet."""
-    accepted = any(c.type == "Accepted" and c.status == "True" for c in session.status.conditions)
-    return accepted and bool(session.status.endpoint)
+    """Its meter takes operations, whether or not a worker is up yet."""
+    return conditions.is_true(session.status.conditions, conditions.READY)
 
 
 def reported_status(session: TrainingSession, view: SessionView | None) -> State:
@@ -318,10 +306,10 @@ def error_details(session: TrainingSession, view: SessionView | None) -> str:
     if session.status.last_failure is not None:
         failure = session.status.last_failure
         return failure.message or failure.reason
-    conditions = {condition.type: condition for condition in session.status.conditions}
-    for kind in ("Failed", "Blocked", "Deleted", "Serving"):
-        if kind in conditions and conditions[kind].message:
-            return conditions[kind].message
+    for kind in (conditions.FAILED, conditions.BLOCKED, conditions.DELETED, conditions.SERVING):
+        found = conditions.find(session.status.conditions, kind)
+        if found is not None and found.message:
+            return found.message
     return f"the session is {session.status.state}"
 
 

@@ -18,7 +18,7 @@ from gristmill_contracts.session import (
 from gristmill_contracts.usage import Counts
 from gristmill_gateway.ledger_client import LedgerClient
 from gristmill_gateway.sagemaker.arns import Scope
-from gristmill_gateway.sagemaker.control_session import session_uid
+from gristmill_sessions.identity import session_uid
 from gristmill_sessions.local import LocalStore, open_local_store
 from gristmill_testing import ledger as ledger_support
 
@@ -88,10 +88,10 @@ def model_arn(name: str, version: str = "/1.0.0", account: str = "aws") -> str:
 
 
 def accept(store: LocalStore, name: str, namespace: str = "acme", **status: Any) -> None:
-    """Play the planner: the session is accepted and has a meter, or what `status` says."""
+    """Play the planner: the session has a meter that takes operations, or what `status` says."""
     session = store.get(TrainingSession, namespace, name)
-    accepted = Condition(type="Accepted", status="True", reason="Valid")
-    changes = {"conditions": [accepted], "endpoint": "http://127.0.0.1:1"} | status
+    ready = Condition(type="Ready", status="True", reason="TakesOperations")
+    changes = {"conditions": [ready]} | status
     store.update_status(
         session.model_copy(update={"status": session.status.model_copy(update=changes)})
     )
