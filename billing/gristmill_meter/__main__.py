@@ -3,8 +3,11 @@
 import argparse
 import asyncio
 import logging
+import signal
 import sys
-from types import FrameType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import uvicorn
 
@@ -19,22 +22,16 @@ from gristmill_meter.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
 
-VOLUME_CHECK_S = 0.5
-EXIT_VOLUME_FAILED = 3
+VOLUME_CHECK_S: Final = 0.5
+EXIT_VOLUME_FAILED: Final = 3
 
 
 class Server(uvicorn.Server):
-    """Tells the meter of SIGTERM at once: held polls would otherwise delay the shutdown."""
+    """Leaves signals to `serve`: uvicorn would raise them again at the end, and exit with 128 + n."""
 
-    def __init__(self, config: uvicorn.Config, meter: Meter) -> None:
-        super().__init__(config)
-        self.meter = meter
-        self.loop: asyncio.AbstractEventLoop | None = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        if self.loop is not None:
-            self.loop.call_soon_threadsafe(self.meter.begin_drain)
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def main() -> None:
@@ -73,8 +70,14 @@ async def serve(settings: MeterSettings) -> int:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(settings.drain_s),
     )
-    server = Server(config, meter)
-    server.loop = asyncio.get_running_loop()
+    server = Server(config)
+
+    def end() -> None:
+        meter.begin_drain()  # At once: held polls would otherwise delay the shutdown.
+        server.should_exit = True
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, end)
     watch = asyncio.create_task(_stop_when_volume_fails(server, meter))
     try:
         await server.serve()

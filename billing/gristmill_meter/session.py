@@ -297,11 +297,11 @@ class Session:
         result = b"" if record.result is None else await self.log.read_body(record.result)
         if record.claim == "waiting" and await gone():
             return operation_view(record, "InProgress")
-        if record.claim == "expired":  # By now, perhaps: reading took a while.
-            return operation_view(_unfetched(record), "Failed")
         if record.claim == "waiting":
             self.write(frames.Claim(number=record.number, at_us=self.now_us()))
         await self.log.durable(record.claim_frame)
+        if record.claim == "expired":
+            return operation_view(_unfetched(record), "Failed")
         return operation_view(record, "Completed", result)
 
     async def _hold(self, key: Key, wait_s: float) -> None:

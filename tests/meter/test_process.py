@@ -1,0 +1,228 @@
+"""The meter as a real process, between a worker and a ledger that speak HTTP."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from gristmill_contracts import operations as ops
+from gristmill_contracts.http import OperationView, Problem, SessionView, StreamChunk, Submitted
+from gristmill_contracts.usage import Counts
+from gristmill_testing.fake_ledger import FakeLedger
+from gristmill_testing.fake_worker import FakeWorker
+from gristmill_testing.fake_worker_server import ledger_app, worker_app
+from gristmill_testing.meter_world import (
+    UID,
+    World,
+    forward_backward,
+    make_submit,
+    optim_step,
+    sample,
+)
+
+BASE = f"/v1/sessions/{UID}"
+
+
+@dataclass(slots=True)
+class Process:
+    """A meter process and what it talks to."""
+
+    folder: Path
+    port: int
+    ledger_port: int
+    worker: FakeWorker = field(default_factory=FakeWorker)
+    ledger: FakeLedger = field(default_factory=FakeLedger)
+    child: subprocess.Popen[bytes] | None = None
+    attempt: str = "1"
+    secret: str = "s3cret"
+
+    async def start(self) -> None:
+        environment = os.environ | {
+            "GRISTMILL_METER_PORT": str(self.port),
+            "GRISTMILL_METER_DATA_DIR": str(self.folder / "log"),
+            "GRISTMILL_METER_ASSIGNMENTS_DIR": str(self.folder / "w" / "assignments"),
+            "GRISTMILL_METER_WORKER_SOCKET": str(self.folder / "w.sock"),
+            "GRISTMILL_METER_LEDGER_URL": f"http://127.0.0.1:{self.ledger_port}",
+            "GRISTMILL_METER_HEARTBEAT_S": "0.2",
+            "GRISTMILL_METER_SCAN_S": "0.05",
+            "GRISTMILL_METER_RETRY_LAST_S": "0.2",
+        }
+        with (self.folder / "stderr").open("ab") as log:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "gristmill_meter"], env=environment, stderr=log
+            )
+        async with asyncio.timeout(20), aiohttp.ClientSession() as http:
+            while True:
+                try:
+                    async with http.get(f"http://127.0.0.1:{self.port}/readyz") as answer:
+                        if answer.status == 200:
+                            return
+                except aiohttp.ClientError:
+                    pass
+                await asyncio.sleep(0.02)
+
+    async def stop(self, how: int) -> int:
+        assert self.child is not None
+        self.child.send_signal(how)
+        return await asyncio.to_thread(self.child.wait, 20)
+
+    async def call(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {self.secret}", "X-Gristmill-Attempt": self.attempt}
+        content = None if body is None else msgspec.msgpack.encode(body)
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(
+                method, f"http://127.0.0.1:{self.port}{path}", data=content, headers=headers
+            ) as answer,
+        ):
+            return answer.status, await answer.read()
+
+    async def submit(self, number: int | None, operation: ops.Operation) -> Submitted:
+        status, body = await self.call("POST", f"{BASE}/operations", make_submit(number, operation))
+        assert status == 200, body
+        return msgspec.msgpack.decode(body, type=Submitted)
+
+    async def poll(self, stream: str, number: int) -> OperationView:
+        status, body = await self.call("GET", f"{BASE}/operations/{stream}/{number}?wait_s=15")
+        assert status == 200, body
+        return msgspec.msgpack.decode(body, type=OperationView)
+
+    async def acknowledged(self, events: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.ledger.events) < events:
+                await asyncio.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[Process]:
+    World(folder / "w").assign()
+    process = Process(folder=folder, port=free_port(), ledger_port=free_port())
+    runners = [web.AppRunner(worker_app(process.worker)), web.AppRunner(ledger_app(process.ledger))]
+    for runner in runners:
+        await runner.setup()
+    await web.UnixSite(runners[0], str(folder / "w.sock")).start()
+    await web.TCPSite(runners[1], "127.0.0.1", process.ledger_port).start()
+    try:
+        await process.start()
+        yield process
+    finally:
+        if process.child is not None and process.child.poll() is None:
+            process.child.kill()
+            process.child.wait()
+        for runner in runners:
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Process]:
+    async with served(tmp_path_factory.mktemp("m")) as process:
+        yield process
+
+
+async def test_a_run_goes_on_after_kill_9_and_is_billed_once(process: Process) -> None:
+    await process.submit(1, forward_backward(tokens=5))
+    await process.submit(2, optim_step())
+    before = await process.poll("train", 2)
+    assert await process.stop(signal.SIGKILL) == -signal.SIGKILL
+    await process.start()
+    assert await process.poll("train", 2) == before
+    again = await process.submit(2, optim_step())
+    assert again.duplicate
+    number = (await process.submit(None, sample(prompt=4, tokens=20, samples=2))).number
+    view = await process.poll("log", number)
+    assert view.counts == Counts(prefill=4, cached_prefill=4, sample=40)
+    await process.acknowledged(3)
+    assert process.ledger.billed() == Counts(train=5, prefill=4, cached_prefill=4, sample=40)
+
+
+async def test_sigterm_ends_with_status_0_and_a_snapshot(process: Process) -> None:
+    await process.submit(1, forward_backward())
+    await process.poll("train", 1)
+    assert await process.stop(signal.SIGTERM) == 0
+    assert [snapshot.applied for snapshot in process.worker.snapshots[UID]] == [1]
+
+
+async def test_tokens_are_streamed_with_their_number(process: Process) -> None:
+    headers = {"Authorization": "Bearer s3cret", "X-Gristmill-Attempt": "1"}
+    submit = msgspec.msgpack.encode(make_submit(None, sample(prompt=3, tokens=10)))
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            f"http://127.0.0.1:{process.port}{BASE}/streams", data=submit, headers=headers
+        ) as answer,
+    ):
+        content = await answer.read()
+    chunks = []
+    while content:
+        size = int.from_bytes(content[:4], "little")
+        chunks.append(msgspec.msgpack.decode(content[4 : 4 + size], type=StreamChunk))
+        content = content[4 + size :]
+    assert [len(chunk.tokens) for chunk in chunks] == [4, 4, 2]
+    assert [chunk.final for chunk in chunks] == [None, None, "length"]
+    assert {chunk.number for chunk in chunks} == {1}
+    await process.acknowledged(1)
+    assert process.ledger.billed() == Counts(prefill=3, sample=10)
+
+
+async def test_wrong_callers_are_told_what_is_wrong(process: Process) -> None:
+    async def code(path: str) -> tuple[int, str]:
+        status, body = await process.call("GET", path)
+        return status, msgspec.msgpack.decode(body, type=Problem).code
+
+    assert await code("/v1/sessions/nobody") == (404, "not_found")
+    assert await code(f"{BASE}/operations/train/9") == (404, "not_found")
+    assert await code(f"{BASE}/operations/other/9") == (400, "invalid_request")
+    assert await code(f"{BASE}/operations/train/1?wait_s=soon") == (400, "invalid_request")
+    status, body = await process.call("POST", f"{BASE}/operations", {"stream": "train"})
+    assert (status, msgspec.msgpack.decode(body, type=Problem).code) == (400, "invalid_request")
+    process.attempt = "2"
+    assert await code(BASE) == (421, "fenced")
+    process.secret = "guess"
+    assert await code(BASE) == (401, "unauthenticated")
+
+
+async def test_the_view_and_the_metrics_show_what_was_settled(process: Process) -> None:
+    await process.submit(1, forward_backward(tokens=9))
+    await process.poll("train", 1)
+    status, body = await process.call("GET", BASE)
+    view = msgspec.msgpack.decode(body, type=SessionView)
+    assert (status, view.state, view.next_number, view.counts.train) == (200, "Serving", 2, 9)
+    _, metrics = await process.call("GET", "/metrics")
+    assert b'meter_tokens_total{model="fake",tenant="acme",token_type="train"} 9.0' in metrics
+    assert b"spool_unacked_events" in metrics
+    assert (await process.call("GET", "/healthz"))[0] == 200
+
+
+def test_help_names_every_setting() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "gristmill_meter", "--help"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "GRISTMILL_METER_WORKER_SOCKET" in shown
+
+
+def test_a_misspelt_setting_is_refused() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "gristmill_meter"],
+        env=os.environ | {"GRISTMILL_METER_PROT": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert "GRISTMILL_METER_PROT" in run.stderr

@@ -1,0 +1,107 @@
+"""A ledger in memory with the semantics that a meter relies on, and switches to make it fail."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from gristmill_contracts.errors import ConflictError, FencedError, GristmillError
+from gristmill_contracts.http import (
+    Checkpoint,
+    Heartbeat,
+    ProducerCursor,
+    RegisterCheckpoint,
+    RegisterProducer,
+    UsageBatch,
+)
+from gristmill_contracts.usage import Counts, UsageEvent
+from gristmill_meter.ports import LedgerAwayError, SequenceGapError
+
+
+@dataclass(slots=True)
+class FakeLedger:
+    """Implements `gristmill_meter.ports.Ledger`.
+
+    `away`: every call fails. `lose_answers`: so many batches are stored and their answers lost.
+    """
+
+    away: bool = False
+    lose_answers: int = 0
+    events: list[UsageEvent] = field(default_factory=list)
+    cursors: dict[str, int] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+    heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
+    states: list[str] = field(default_factory=list)
+    checkpoint_error: GristmillError | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+
+    async def register_producer(self, request: RegisterProducer) -> ProducerCursor:
+        self._answer("register_producer")
+        if request.epoch < self.epochs.get(request.producer, 0):
+            raise FencedError(f"epoch {request.epoch} of {request.producer} is older than known")
+        if request.attempt < self.attempts.get(request.producer, 0):
+            raise FencedError(
+                f"attempt {request.attempt} of {request.producer} is older than known"
+            )
+        self.epochs[request.producer] = request.epoch
+        self.attempts[request.producer] = request.attempt
+        return self._cursor(request.producer)
+
+    async def post_batch(self, batch: UsageBatch) -> ProducerCursor:
+        self._answer("post_batch")
+        acked = self.cursors.get(batch.producer, 0)
+        if batch.producer not in self.epochs:
+            raise ConflictError(f"producer {batch.producer} is not registered")
+        if batch.first_seq > acked + 1:
+            raise SequenceGapError("a gap", acked + 1)
+        known = {event.event_id: event for event in self.events}
+        for event in batch.events:
+            if event.event_id in known:
+                if known[event.event_id] != event:
+                    raise ConflictError(f"event {event.event_id} was posted with another payload")
+                continue
+            if event.producer_seq != acked + 1:
+                raise SequenceGapError("a gap", acked + 1)
+            self.events.append(event)
+            acked += 1
+        self.cursors[batch.producer] = acked
+        if self.lose_answers > 0:
+            self.lose_answers -= 1
+            raise LedgerAwayError("the answer was lost")
+        return self._cursor(batch.producer)
+
+    async def register_checkpoint(self, request: RegisterCheckpoint) -> Checkpoint:
+        self._answer("register_checkpoint")
+        if self.checkpoint_error is not None:
+            raise self.checkpoint_error
+        if request.id not in self.checkpoints:
+            group = [c for c in self.checkpoints.values() if c.group == request.group]
+            fields = {name: getattr(request, name) for name in request.__struct_fields__}
+            self.checkpoints[request.id] = Checkpoint(version=len(group) + 1, **fields)
+        return self.checkpoints[request.id]
+
+    async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> None:
+        self._answer("post_heartbeats")
+        for beat in heartbeats:
+            self.heartbeats[beat.view.uid] = beat
+            if not self.states or self.states[-1] != beat.view.state:
+                self.states.append(beat.view.state)
+
+    def billed(self, session: str | None = None) -> Counts:
+        """Sum of the usage events, attempts left out."""
+        total = Counts()
+        for event in self.events:
+            if event.kind == "usage" and event.counts and session in (None, event.session):
+                total += event.counts
+        return total
+
+    def of(self, stream: str, number: int) -> list[UsageEvent]:
+        return [e for e in self.events if (e.stream, e.number) == (stream, number)]
+
+    def _answer(self, call: str) -> None:
+        self.calls[call] += 1
+        if self.away:
+            raise LedgerAwayError("the fake ledger is away")
+
+    def _cursor(self, producer: str) -> ProducerCursor:
+        return ProducerCursor(producer=producer, acked_seq=self.cursors.get(producer, 0))
