@@ -87,7 +87,7 @@ bench-overhead: setup ## What gateway and meter add to an operation
 
 .PHONY: docs
 docs: setup ## Write the generated pages of docs/reference
-	@$(BIN)/python scripts/reference_limits.py
+	@$(BIN)/python scripts/reference.py
 
 .PHONY: constraints
 constraints: ## Pin what .venv holds now

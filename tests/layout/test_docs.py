@@ -83,9 +83,9 @@ def test_every_claim_links_to_a_test_that_exists(row: str) -> None:
         assert (ROOT / path).is_file(), link
 
 
-def test_the_page_of_limits_is_current() -> None:
+def test_the_generated_pages_are_current() -> None:
     answer = subprocess.run(
-        [sys.executable, ROOT / "scripts/reference_limits.py", "--check"],
+        [sys.executable, ROOT / "scripts/reference.py", "--check"],
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,151 @@
+"""Write the generated pages of docs/reference from the code; --check only compares.
+
+limits.md from gristmill_contracts.limits, errors.md from its tree of errors, settings.md from each
+process's settings class. The text is what stands below each name in the code.
+"""
+
+import argparse
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from gristmill_contracts import errors, limits
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
+NOTE = "This page is made from the code by `make docs`.\n"
+SETTINGS = {
+    "gateway": "gristmill_gateway.settings",
+    "meter": "gristmill_meter.settings",
+    "ledger": "gristmill_ledger.settings",
+    "worker": "gristmill_worker.settings",
+}
+
+
+def texts_below(body: list[ast.stmt]) -> Iterator[tuple[int, str, str]]:
+    """(line, name, the string below it) of every annotated name, in order."""
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = " ".join(str(after.value.value).split())
+            yield node.lineno, node.target.id, text.replace("|", "/")
+
+
+def table(*columns: str) -> str:
+    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def shown(name: str, value: Any) -> str:
+    """A number as people read it: whole powers of two of bytes as KiB, MiB, GiB."""
+    if "BYTES" in name:
+        for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+            if value >= size and value % size == 0:
+                return f"{value // size:,} {unit}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def limits_page() -> str:
+    source = inspect.getsource(limits)
+    headings = [
+        (number, line.strip("# -"))
+        for number, line in enumerate(source.splitlines(), 1)
+        if line.startswith("# ---")
+    ]
+    parts = [f"# Limits\n\nEvery bound has a name with its unit in it. {NOTE}"]
+    for line, name, text in texts_below(ast.parse(source).body):
+        while headings and headings[0][0] < line:
+            title = headings.pop(0)[1]
+            parts.append(
+                f"\n## {title[0].upper()}{title[1:]}\n\n{table('name', 'value', 'meaning')}"
+            )
+        parts.append(f"| `{name}` | {shown(name, getattr(limits, name))} | {text} |\n")
+    return "".join(parts)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def tree(root: type[errors.GristmillError]) -> list[type[errors.GristmillError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in tree(child))]
+
+
+def errors_page() -> str:
+    rows = [
+        f"| `{error.code}` | {'yes' if error.retryable else 'no'} | {inspect.getdoc(error)} |\n"
+        for error in tree(errors.GristmillError)
+        if error.__module__ == errors.__name__
+    ]
+    head = (
+        "# Errors\n\nWhat our processes tell each other, and what an operation that failed carries."
+        f" A code never changes once released; messages may. {NOTE}\n"
+    )
+    return head + table("code", "may succeed when sent again", "meaning") + "".join(rows)
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def default_of(field: Any) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "required"
+    return "empty" if value == "" else f"`{value}`"
+
+
+def settings_of(part: str, module_name: str) -> str:
+    module = importlib.import_module(module_name)
+    prefix = module.ENV_PREFIX
+    found = next(
+        value
+        for name, value in vars(module).items()
+        if name.endswith("Settings") and name.lower() == f"{part}settings"
+    )
+    body = ast.parse(inspect.getsource(found)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    rows = [
+        f"| `{prefix}{name.upper()}` | {default_of(found.model_fields[name])} | {text} |\n"
+        for _, name, text in texts_below(body.body)
+        if name in found.model_fields
+    ]
+    return f"\n## {part}\n\n{table('variable', 'default', 'meaning')}{''.join(rows)}"
+
+
+def settings_page() -> str:
+    head = (
+        "# Settings\n\nEvery process reads its environment once, at its start, and `--help` lists "
+        f"the same. `gristmill up` sets them for the processes that it starts. {NOTE}"
+    )
+    return head + "".join(settings_of(part, name) for part, name in SETTINGS.items())
+
+
+PAGES = {"limits.md": limits_page, "errors.md": errors_page, "settings.md": settings_page}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    only_compare = parser.parse_args().check
+    stale = [
+        name
+        for name, page in PAGES.items()
+        if not (FOLDER / name).exists() or (FOLDER / name).read_text() != page()
+    ]
+    for name in stale:
+        if only_compare:
+            print(f"docs/reference/{name} is out of date: run `make docs`")
+        else:
+            (FOLDER / name).write_text(PAGES[name]())
+    return 1 if stale and only_compare else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
