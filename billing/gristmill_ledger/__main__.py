@@ -14,6 +14,7 @@ from gristmill_ledger.logs import configure
 from gristmill_ledger.settings import LedgerSettings, describe_settings, unknown_variables
 
 START_FAILED: Final = 3
+SWITCH_INTERVAL_S: Final = 0.0005
 
 
 class LedgerServer(uvicorn.Server):
@@ -46,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ValidationError as error:
         parser.error(str(error))
     configure(settings.log_level)
+    # The writer and the loop hand the interpreter to each other at every statement; at the default
+    # of 5 ms either may wait that long for it each time.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     ledger = Ledger(settings)
     config = uvicorn.Config(
         make_app(ledger),

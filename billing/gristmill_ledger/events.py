@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import (
@@ -25,6 +25,35 @@ from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.prices import PriceList, load_prices
 
 ENCODING_VERSION: Final = 1
+
+# Built once: composing a statement costs more than SQLite takes to run it.
+_PRODUCER: Final = (
+    select(schema.producer).where(schema.producer.c.producer == bindparam("key")).with_for_update()
+)
+_HEAD: Final = (
+    select(schema.tenant_head.c.seq)
+    .where(schema.tenant_head.c.tenant == bindparam("key"))
+    .with_for_update()
+)
+_KNOWN: Final = select(schema.usage_event.c.event_id, schema.usage_event.c.payload_hash).where(
+    schema.usage_event.c.tenant == bindparam("key"),
+    schema.usage_event.c.event_id.in_(bindparam("ids", expanding=True)),
+)
+_REGISTERED: Final = select(schema.session.c.uid).where(
+    schema.session.c.tenant == bindparam("key"),
+    schema.session.c.uid.in_(bindparam("uids", expanding=True)),
+)
+_INSERT: Final = schema.usage_event.insert()
+_MOVE_HEAD: Final = (
+    schema.tenant_head.update()
+    .where(schema.tenant_head.c.tenant == bindparam("key"))
+    .values(seq=bindparam("value"))
+)
+_MOVE_CURSOR: Final = (
+    schema.producer.update()
+    .where(schema.producer.c.producer == bindparam("key"))
+    .values(acked_seq=bindparam("value"))
+)
 
 
 class SequenceGapError(ConflictError):
@@ -54,6 +83,8 @@ class Decision:
     duplicates: list[UsageEvent]
     conflicts: list[UsageEvent]
     acked_seq: int
+    digests: dict[str, bytes]
+    """Event id -> payload hash, of the new ones too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +183,9 @@ def decide(batch: UsageBatch, state: ProducerState, known: Mapping[str, bytes]) 
         else:
             conflicts.append(event)
     acked_seq = max(state.acked_seq, batch.first_seq + len(batch.events) - 1)
-    return Decision(new=new, duplicates=duplicates, conflicts=conflicts, acked_seq=acked_seq)
+    return Decision(
+        new=new, duplicates=duplicates, conflicts=conflicts, acked_seq=acked_seq, digests=seen
+    )
 
 
 def oddities(
@@ -187,16 +220,16 @@ def store_batch(connection: Connection, batch: UsageBatch, *, book: str, now_us:
     head = _lock_head(connection, state.tenant)
     known = _known_hashes(connection, state.tenant, [event.event_id for event in batch.events])
     decision = decide(batch, state, known)
-    rows = _rows(connection, decision.new, state, book=book, now_us=now_us)
+    rows = _rows(connection, decision, state, book=book, now_us=now_us)
     if rows:
         for seq, row in enumerate(rows, start=head + 1):
             row["seq"] = seq
-        connection.execute(schema.usage_event.insert(), rows)
-        _move(connection, schema.tenant_head, state.tenant, seq=head + len(rows))
+        connection.execute(_INSERT, rows)
+        connection.execute(_MOVE_HEAD, {"key": state.tenant, "value": head + len(rows)})
     for event in decision.conflicts:
         _bury(connection, event, state, now_us)
     if decision.acked_seq > state.acked_seq:
-        _move(connection, schema.producer, state.producer, acked_seq=decision.acked_seq)
+        connection.execute(_MOVE_CURSOR, {"key": state.producer, "value": decision.acked_seq})
     return Stored(
         cursor=ProducerCursor(producer=state.producer, acked_seq=decision.acked_seq),
         inserted=len(rows),
@@ -208,10 +241,7 @@ def store_batch(connection: Connection, batch: UsageBatch, *, book: str, now_us:
 
 def lock_producer(connection: Connection, producer: str) -> ProducerState:
     """The producer's row, locked to the end of the transaction. Raises NotFoundError."""
-    table = schema.producer
-    row = connection.execute(
-        select(table).where(table.c.producer == producer).with_for_update()
-    ).one_or_none()
+    row = connection.execute(_PRODUCER, {"key": producer}).one_or_none()
     if row is None:
         raise NotFoundError(f"producer {producer!r} is not registered; register it first")
     return ProducerState(
@@ -224,73 +254,55 @@ def lock_producer(connection: Connection, producer: str) -> ProducerState:
 
 
 def _known_hashes(connection: Connection, tenant: str, ids: list[str]) -> dict[str, bytes]:
-    table = schema.usage_event.c
-    rows = connection.execute(
-        select(table.event_id, table.payload_hash).where(
-            table.tenant == tenant, table.event_id.in_(ids)
-        )
-    )
+    rows = connection.execute(_KNOWN, {"key": tenant, "ids": ids})
     return {row.event_id: bytes(row.payload_hash) for row in rows}
 
 
 def _rows(
-    connection: Connection,
-    events: list[UsageEvent],
-    state: ProducerState,
-    *,
-    book: str,
-    now_us: int,
+    connection: Connection, decision: Decision, state: ProducerState, *, book: str, now_us: int
 ) -> list[dict[str, Any]]:  # Any: column values of several types
-    if not events:
+    if not decision.new:
         return []
     prices = load_prices(connection, book)
-    uids = {event.session for event in events}
-    registered = set(
-        connection.execute(
-            select(schema.session.c.uid).where(
-                schema.session.c.uid.in_(uids), schema.session.c.tenant == state.tenant
-            )
-        ).scalars()
-    )
+    uids = list({event.session for event in decision.new})
+    registered = set(connection.execute(_REGISTERED, {"key": state.tenant, "uids": uids}).scalars())
+    shared = {
+        "producer": state.producer,
+        "ingested_us": now_us,
+        "enc_v": ENCODING_VERSION,
+    }
     return [
-        _row(event, state, now_us)
+        shared
+        | _row(event)
         | {
+            "payload_hash": decision.digests[event.event_id],
             "quarantined": oddities(
                 event,
                 state,
                 prices=prices,
                 registered=event.session in registered,
                 now_us=now_us,
-            )
+            ),
         }
-        for event in events
+        for event in decision.new
     ]
 
 
-def _row(event: UsageEvent, state: ProducerState, now_us: int) -> dict[str, Any]:  # Any: as above
-    row = {field: getattr(event, field) for field in event.__struct_fields__ if field != "counts"}
+def _row(event: UsageEvent) -> dict[str, Any]:  # Any: as above
+    row = msgspec.structs.asdict(event)
+    counts = row.pop("counts")
+    row["completeness"] = "unknown" if counts is None else "final"
     for name in TOKEN_TYPES:
-        row[name] = None if event.counts is None else getattr(event.counts, name)
-    row["completeness"] = "unknown" if event.counts is None else "final"
-    row["producer"] = state.producer
-    row["ingested_us"] = now_us
-    row["enc_v"] = ENCODING_VERSION
-    row["payload_hash"] = payload_hash(event)
+        row[name] = None if counts is None else getattr(counts, name)
     return row
 
 
 def _lock_head(connection: Connection, tenant: str) -> int:
-    table = schema.tenant_head
-    insert_or_skip(connection, table, tenant=tenant, seq=0)
-    seq: int = connection.execute(
-        select(table.c.seq).where(table.c.tenant == tenant).with_for_update()
-    ).scalar_one()
+    seq: int | None = connection.execute(_HEAD, {"key": tenant}).scalar_one_or_none()
+    if seq is None:
+        insert_or_skip(connection, schema.tenant_head, tenant=tenant, seq=0)
+        seq = connection.execute(_HEAD, {"key": tenant}).scalar_one()
     return seq
-
-
-def _move(connection: Connection, table: Any, key: str, **values: int) -> None:  # Any: Table
-    (column,) = table.primary_key
-    connection.execute(table.update().where(column == key).values(**values))
 
 
 def _bury(connection: Connection, event: UsageEvent, state: ProducerState, now_us: int) -> None:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Final
 
 import msgspec
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import ConflictError, InvalidRequestError
@@ -25,6 +25,20 @@ from gristmill_ledger.database import insert_or_skip
 
 ANY_MODEL: Final = "*"
 CURRENCY: Final = re.compile("[A-Z]{3}")
+
+_CURRENCY: Final = select(schema.price_book.c.currency).where(
+    schema.price_book.c.name == bindparam("key")
+)
+_ROWS: Final = (
+    select(
+        schema.price.c.model,
+        schema.price.c.token_type,
+        schema.price.c.effective_from_us,
+        schema.price.c.micros_per_mtok,
+    )
+    .where(schema.price.c.book == bindparam("key"))
+    .order_by(schema.price.c.effective_from_us)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +66,10 @@ def _newest(rows: list[tuple[int, int]], start_us: int) -> int | None:
 
 def load_prices(connection: Connection, book: str) -> PriceList:
     """The whole of a price book; empty if there is none of that name."""
-    currency = connection.execute(
-        select(schema.price_book.c.currency).where(schema.price_book.c.name == book)
-    ).scalar_one_or_none()
-    table = schema.price.c
+    currency = connection.execute(_CURRENCY, {"key": book}).scalar_one_or_none()
     rows: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for row in connection.execute(
-        select(table.model, table.token_type, table.effective_from_us, table.micros_per_mtok)
-        .where(table.book == book)
-        .order_by(table.effective_from_us)
-    ):
-        rows[row.model, row.token_type].append((row.effective_from_us, row.micros_per_mtok))
+    for model, token_type, start_us, micros in connection.execute(_ROWS, {"key": book}):
+        rows[model, token_type].append((start_us, micros))
     return PriceList(book=book, currency=currency, rows=dict(rows))
 
 

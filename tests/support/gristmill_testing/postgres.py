@@ -21,8 +21,11 @@ class PostgresMissingError(Exception):
 
 
 @contextmanager
-def running_postgres() -> Iterator[str]:
-    """URL of a fresh server's maintenance database. Raises PostgresMissingError."""
+def running_postgres(*, durable: bool = False) -> Iterator[str]:
+    """URL of a fresh server's maintenance database. Raises PostgresMissingError.
+
+    Without `durable` nothing is synced: fit for tests of what SQL does, not for benchmarks.
+    """
     tools = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"), key=_version)
     if not tools:
         raise PostgresMissingError("no /usr/lib/postgresql/*/bin/initdb: install postgresql")
@@ -35,15 +38,32 @@ def running_postgres() -> Iterator[str]:
             shutil.chown(folder, user)
         _run([programs / "initdb", "-D", folder / "data", "-A", "trust", "-U", "test", "-E", "UTF8",
               "--locale=C.UTF-8", "--no-sync"], user)  # fmt: skip
-        options = f"-k {folder} -c listen_addresses= -c fsync=off -c max_connections=60"
-        control: list[str | Path] = [programs / "pg_ctl", "-D", folder / "data", "-w", "-l", folder / "log"]
-        _run([*control, "-o", options, "start"], user)
+        settings = [f"unix_socket_directories = '{folder}'", "listen_addresses = ''",
+                    "max_connections = 60", *([] if durable else ["fsync = off"])]  # fmt: skip
+        with (folder / "data/postgresql.conf").open("a") as file:
+            file.write("\n".join(settings))
+        url = f"postgresql://test@/postgres?host={folder}"
+        _control(url, "start")
         try:
-            yield f"postgresql://test@/postgres?host={folder}"
+            yield url
         finally:
-            _run([*control, "-m", "immediate", "stop"], user)
+            _control(url, "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def stop_postgres(server_url: str, *, start: bool = False) -> None:
+    """Stop the server of this URL as a crash does, or start it again."""
+    _control(server_url, "start" if start else "stop")
+
+
+def _control(server_url: str, action: str) -> None:
+    folder = Path(server_url.partition("host=")[2])
+    program = sorted(glob.glob("/usr/lib/postgresql/*/bin/pg_ctl"), key=_version)[-1]
+    mode = ["-m", "immediate"] if action == "stop" else []
+    _run(
+        [program, "-D", folder / "data", "-w", "-l", folder / "log", *mode, action], _server_user()
+    )
 
 
 def create_database(server_url: str, name: str, template: str = "template0") -> str:
