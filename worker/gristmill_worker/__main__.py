@@ -1,0 +1,80 @@
+"""`python -m gristmill_worker`: serve the engine on a unix socket until SIGTERM."""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from pydantic import ValidationError
+
+from gristmill_worker.logs import configure
+from gristmill_worker.settings import WorkerSettings, describe_settings, unknown_variables
+
+SOCKET_PATH_BYTES_MAX: Final = 107
+START_FAILED: Final = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 after a clean stop, 2 for bad settings, 3 if the socket cannot be opened."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gristmill_worker",
+        description="Hold a base model and train and sample LoRA adapters over it.",
+        epilog="environment:\n" + describe_settings(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args(arguments)
+    misspelt = unknown_variables()
+    if misspelt:
+        parser.error(f"unknown settings {', '.join(misspelt)}; --help lists those that exist")
+    try:
+        settings = WorkerSettings()
+    except ValidationError as error:
+        parser.error(str(error))
+    if len(os.fsencode(settings.socket)) > SOCKET_PATH_BYTES_MAX:
+        parser.error(f"the socket path {settings.socket} is longer than {SOCKET_PATH_BYTES_MAX}")
+    configure(settings.log_level)
+    # Before torch opens the device: cuBLAS is deterministic only with a fixed workspace.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return _serve(settings)
+
+
+def _serve(settings: WorkerSettings) -> int:
+    # Imported here, so that --help and bad settings are answered without loading torch.
+    from gristmill_worker.app import make_app
+    from gristmill_worker.engine import Engine
+
+    engine = Engine(settings)
+    engine.start()
+    listener = _listen(settings.socket)
+    config = uvicorn.Config(
+        make_app(engine),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=settings.shutdown_s,
+    )
+    # uvicorn repeats the signal after its clean stop, which would end us as killed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
+    engine.stop(settings.shutdown_s)
+    settings.socket.unlink(missing_ok=True)
+    return 0 if server.started else START_FAILED
+
+
+def _listen(path: Path) -> socket.socket:
+    """Bind the socket for this user alone; an old file of a killed worker is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main())

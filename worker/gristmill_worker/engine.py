@@ -1,0 +1,134 @@
+"""The engine thread: loads the model, then runs work one piece at a time, first come first served."""
+
+import contextlib
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, TypeVar
+
+import torch
+
+from gristmill_contracts.errors import OverloadedError, UnavailableError
+from gristmill_contracts.http import WorkerStatus
+from gristmill_worker.base_model import load_base_model
+from gristmill_worker.checkpoints import Checkpoints
+from gristmill_worker.counters import WorkerMetrics
+from gristmill_worker.cpu_quota import thread_count
+from gristmill_worker.disk import HostDisk
+from gristmill_worker.fingerprint import fingerprint
+from gristmill_worker.problems import translated
+from gristmill_worker.runner import Runner
+from gristmill_worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WORK_QUEUED_MAX: Final = 4096
+
+
+class Engine:
+    """`submit` hands work to the thread; everything that touches torch runs there."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.boot_id = str(uuid.uuid4())
+        self.metrics = WorkerMetrics()
+        self.runner: Runner | None = None
+        self.failure = ""
+        self.stopping = threading.Event()
+        self.work: queue.Queue[Callable[[], None] | None] = queue.Queue(WORK_QUEUED_MAX)
+        self.thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    @property
+    def ready(self) -> bool:
+        return self.runner is not None and not self.stopping.is_set()
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Finish what runs, drop what waits. The thread dies with the process if it takes longer."""
+        self.stopping.set()
+        with contextlib.suppress(queue.Full):
+            self.work.put_nowait(None)
+        self.thread.join(timeout_s)
+
+    def submit(self, work: Callable[[Runner], T]) -> "Future[T]":
+        """Raises UnavailableError before the model is loaded, OverloadedError on a full queue."""
+        runner = self.runner
+        if runner is None:
+            raise UnavailableError(self.failure or "the worker is still loading its model")
+        done: Future[T] = Future()
+
+        def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(work(runner))
+            except Exception as error:  # noqa: BLE001 - whoever waits gets it
+                done.set_exception(translated(error))
+
+        try:
+            self.work.put_nowait(run)
+        except queue.Full:
+            raise OverloadedError(f"{WORK_QUEUED_MAX} pieces of work wait already") from None
+        return done
+
+    def status(self) -> WorkerStatus:
+        runner = self.runner
+        facts = None if runner is None else runner.base.facts
+        return WorkerStatus(
+            boot_id=self.boot_id,
+            model=self.settings.name,
+            ready=self.ready,
+            fingerprint="" if runner is None else runner.fingerprint,
+            vocabulary_size=0 if facts is None else facts.vocabulary_size,
+            context_length=0 if facts is None else facts.context_length,
+            sessions={} if runner is None else runner.applied(),
+        )
+
+    def _main(self) -> None:
+        try:
+            self.runner = self._load()
+        except Exception as error:
+            self.failure = f"the model in {self.settings.model_dir} was not loaded: {error}"
+            log.exception("model_load_failed", extra={"model_dir": str(self.settings.model_dir)})
+            return
+        log.info("model_loaded", extra={"fingerprint": self.runner.fingerprint})
+        while not self.stopping.is_set():
+            work = self.work.get()
+            if work is not None:
+                work()
+            self.metrics.queued.set(self.work.qsize())
+
+    def _load(self) -> Runner:
+        settings = self.settings
+        torch.set_num_threads(thread_count(settings.threads))
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        base = load_base_model(
+            settings.model_dir,
+            dtype=getattr(torch, settings.dtype),
+            device=_device(settings.device),
+        )
+        disk = HostDisk()
+        settings.artifacts_dir.mkdir(parents=True, exist_ok=True)
+        return Runner(
+            base=base,
+            disk=disk,
+            checkpoints=Checkpoints(disk, base, settings.artifacts_dir, settings.adapters_cached),
+            metrics=self.metrics,
+            fingerprint=fingerprint(base, settings.token_budget),
+            boot_id=self.boot_id,
+            token_budget=settings.token_budget,
+            snapshots_kept=settings.snapshots_kept,
+        )
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)

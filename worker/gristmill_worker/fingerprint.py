@@ -1,0 +1,25 @@
+"""What the last bits of a result depend on, as one string."""
+
+import torch
+import transformers
+
+from gristmill_worker.base_model import BaseModel
+
+
+def fingerprint(base: BaseModel, token_budget: int) -> str:
+    """Two runs with the same fingerprint and operations give the same bits."""
+    device = base.device.type
+    if base.device.type == "cuda":
+        device = f"cuda:{torch.cuda.get_device_name(base.device)}".replace(" ", "_")
+    parts = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+        "dtype": str(base.dtype).removeprefix("torch."),
+        "device": device,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "budget": token_budget,
+        "packed": int(base.packed),
+        "base": base.facts.revision[:16],
+    }
+    return ";".join(f"{name}={value}" for name, value in parts.items())

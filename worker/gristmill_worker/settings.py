@@ -1,0 +1,64 @@
+"""The worker's settings: environment variables `GRISTMILL_WORKER_*`, read once in `__main__`."""
+
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENV_PREFIX: Final = "GRISTMILL_WORKER_"
+
+
+class WorkerSettings(BaseSettings):
+    """A field is set by its upper-case name behind the prefix, as in GRISTMILL_WORKER_SOCKET."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, protected_namespaces=("settings_",)
+    )
+
+    socket: Path
+    """Unix socket to listen on; at most 107 characters. An old socket file there is replaced."""
+    model_dir: Path
+    """Folder of a prepared base model: see `python -m gristmill_worker.prepare`."""
+    model_name: str = ""
+    """What the status calls the model. Empty: the folder's name."""
+    artifacts_dir: Path = Path("artifacts")
+    """Root of all checkpoints. Nothing outside it is read or written."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the base weights and of compute. Adapters, gradients and moments are float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto = cuda where torch finds one."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Of torch. 0 = the CPUs that the cgroup grants."""
+    token_budget: int = Field(default=2048, ge=16, le=1_048_576)
+    """Tokens in one forward pass of a training operation, unless a single datum is longer."""
+    adapters_cached: int = Field(default=8, ge=1, le=1024)
+    """Checkpoints kept in memory for sampling."""
+    snapshots_kept: int = Field(default=2, ge=2, le=16)
+    """Of each session. Two, so that one that was cut off has a predecessor."""
+    shutdown_s: int = Field(default=10, ge=1, le=600)
+    """How long open requests may take to end after SIGTERM."""
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    """DEBUG, INFO, WARNING or ERROR."""
+
+    @property
+    def name(self) -> str:
+        return self.model_name or self.model_dir.name
+
+
+def unknown_variables(environ: dict[str, str] | None = None) -> list[str]:
+    """Names in the environment that begin with our prefix and set nothing: most likely misspelt."""
+    known = {ENV_PREFIX + name.upper() for name in WorkerSettings.model_fields}
+    names = os.environ if environ is None else environ
+    return sorted(n for n in names if n.upper().startswith(ENV_PREFIX) and n.upper() not in known)
+
+
+def describe_settings() -> str:
+    """One line for each variable, for `--help`."""
+    fields = WorkerSettings.model_fields.items()
+    return "\n".join(
+        f"  {ENV_PREFIX}{name.upper():<16} "
+        + ("required" if f.is_required() else f"default {f.default!s}")
+        for name, f in fields
+    )

@@ -1,0 +1,199 @@
+"""forward and forward_backward: datums in, log-probabilities out, the gradient in a scratch buffer."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gristmill_contracts.errors import OperationFailedError
+from gristmill_contracts.operations import Datum, Forward, ForwardBackward, ForwardResult
+from gristmill_worker.adapter import Adapter, gradient_views
+from gristmill_worker.base_model import BaseModel
+from gristmill_worker.batch import MicroBatch, plan
+from gristmill_worker.losses import LOSSES
+from gristmill_worker.losses.terms import TokenTerms
+from gristmill_worker.tensors import from_torch, to_torch
+
+HEAD_ROWS: Final = 256
+"""Rows whose logits are held at a time: all tokens x vocabulary would not fit."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Sums over the tokens of a request, in float64."""
+
+    loss: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, terms: TokenTerms) -> None:
+        self.loss += float(terms.value.sum(dtype=torch.float64))
+        for name, value in terms.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
+        self.count += 0 if terms.count is None else int(terms.count)
+
+    def metrics(self) -> dict[str, float]:
+        count = max(1, self.count)
+        named = {"ratio": "ratio_mean", "clip": "clip_fraction", "kl_q_p": "kl_q_p_mean",
+                 "kl_p_ref": "kl_p_ref_mean"}  # fmt: skip
+        means = {named[name]: value / count for name, value in self.sums.items()}
+        return {"loss_sum": self.loss, **means}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The tokens of a micro-batch (T, ...), and per-token loss inputs (T, K)."""
+
+    tokens: Tensor
+    inputs: dict[str, Tensor]
+    lengths: list[int]
+    indices: list[int]
+    """Of the datums, in the request."""
+
+
+def forward(base: BaseModel, adapter: Adapter, op: Forward, budget: int) -> ForwardResult:
+    """Score the datums. Changes nothing."""
+    return _run(base, adapter, op, budget, scratch=None)
+
+
+def forward_backward(
+    base: BaseModel, adapter: Adapter, op: ForwardBackward, budget: int
+) -> tuple[ForwardResult, Tensor]:
+    """The result and the request's gradient, flat float32. Raises OperationFailedError if not finite."""
+    scratch = torch.zeros_like(adapter.weights)
+    result = _run(base, adapter, op, budget, scratch=scratch)
+    if not bool(torch.isfinite(scratch).all()):
+        raise OperationFailedError(
+            "the gradient is not finite; nothing was accumulated, check advantages and weights"
+        )
+    return result, scratch
+
+
+def _run(
+    base: BaseModel,
+    adapter: Adapter,
+    op: Forward | ForwardBackward,
+    budget: int,
+    scratch: Tensor | None,
+) -> ForwardResult:
+    views = None if scratch is None else gradient_views(adapter.layout, scratch)
+    tally = Tally()
+    outputs: list[dict[str, Tensor]] = [{} for _ in op.datums]
+    for members in _by_shape(op.datums):
+        lengths = [op.datums[index].tokens.size for index in members]
+        for part in plan(lengths, budget, packed=base.packed):
+            indices = [members[index] for index in part.order]
+            rows = _gather(op.datums, indices, part.filler, base.device)
+            with base.selected(adapter, views), torch.set_grad_enabled(scratch is not None):
+                hidden = _hidden(base, rows, part)
+                logprobs = _score(base, hidden, rows, op, tally)
+            for index, own in zip(indices, torch.split(logprobs, rows.lengths), strict=True):
+                outputs[index] = {"logprobs": own}
+    metrics = tally.metrics()
+    metrics["datums"] = float(len(op.datums))
+    metrics["tokens"] = float(sum(datum.tokens.size for datum in op.datums))
+    named = [{key: from_torch(value) for key, value in each.items()} for each in outputs]
+    return ForwardResult(outputs=named, metrics=metrics)
+
+
+def _by_shape(datums: list[Datum]) -> list[list[int]]:
+    """Indices of datums that can share rows: same width of targets, same loss inputs."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, datum in enumerate(datums):
+        width = datum.loss_inputs["target_tokens"].shape[1:]
+        groups.setdefault((width, *sorted(datum.loss_inputs)), []).append(index)
+    return list(groups.values())
+
+
+def _gather(all_datums: list[Datum], indices: list[int], filler: int, device: torch.device) -> Rows:
+    datums = [all_datums[index] for index in indices]
+    tokens = [to_torch(datum.tokens) for datum in datums]
+    if filler:
+        tokens.append(torch.zeros(filler, dtype=torch.int64))
+    keys = datums[0].loss_inputs
+    inputs = {
+        key: torch.cat([_column(to_torch(datum.loss_inputs[key])) for datum in datums]).to(device)
+        for key in keys
+    }
+    lengths = [datum.tokens.size for datum in datums]
+    return Rows(
+        tokens=torch.cat(tokens).to(device), inputs=inputs, lengths=lengths, indices=indices
+    )
+
+
+def _column(value: Tensor) -> Tensor:
+    return value[:, None] if value.dim() == 1 else value
+
+
+def _hidden(base: BaseModel, rows: Rows, part: MicroBatch) -> Tensor:
+    if base.packed:
+        hidden = base.hidden_packed(rows.tokens, part.runs)
+        return hidden[: hidden.shape[0] - part.filler]
+    return base.hidden(rows.tokens.view(-1, rows.lengths[0]))
+
+
+def _score(
+    base: BaseModel,
+    hidden: Tensor,
+    rows: Rows,
+    op: Forward | ForwardBackward,
+    tally: Tally,
+) -> Tensor:
+    """Log-probabilities (T,) or (T, K); runs the backward pass if `hidden` has a graph."""
+    wants_gradient = hidden.requires_grad
+    source = hidden.detach()
+    d_hidden = torch.zeros_like(source) if wants_gradient else None
+    logprobs = torch.empty(rows.inputs["target_tokens"].shape, device=source.device)
+    values = torch.empty_like(logprobs)
+    with torch.no_grad():
+        for start in range(0, source.shape[0], HEAD_ROWS):
+            at = slice(start, start + HEAD_ROWS)
+            inputs = {key: value[at] for key, value in rows.inputs.items()}
+            p, terms, gradient = _score_rows(base, source[at], inputs, op, wants_gradient)
+            logprobs[at], values[at] = p, terms.value
+            tally.add(terms)
+            if d_hidden is not None and gradient is not None:
+                d_hidden[at] = gradient
+        _check_finite(values, rows)
+    if d_hidden is not None:
+        torch.autograd.backward(hidden, d_hidden)
+    wide = op.datums[rows.indices[0]].loss_inputs["target_tokens"].shape[1:]
+    return logprobs if wide else logprobs[:, 0]
+
+
+def _score_rows(
+    base: BaseModel,
+    hidden: Tensor,
+    inputs: dict[str, Tensor],
+    op: Forward | ForwardBackward,
+    wants_gradient: bool,
+) -> tuple[Tensor, TokenTerms, Tensor | None]:
+    """One chunk: p (R, K), what the loss says of it, and the gradient of the hidden rows."""
+    logits = base.head.logits(hidden)
+    temperature = inputs.get("temperature")
+    z = logits if temperature is None else logits / temperature
+    targets = inputs["target_tokens"]
+    lse = torch.logsumexp(z, dim=-1, keepdim=True)
+    p = z.gather(1, targets) - lse
+    terms = LOSSES[op.loss](p, inputs, op.loss_config)
+    if not wants_gradient or not bool(terms.coefficient.any()):
+        return p, terms, None
+    total = terms.coefficient.sum(dim=1, keepdim=True)
+    # dL/dz = sum_k c_k (onehot_k - softmax)
+    d_z = torch.exp(z - lse).mul_(-total)
+    d_z.scatter_add_(1, targets, terms.coefficient)
+    if temperature is not None:
+        d_z /= temperature
+    return p, terms, base.head.backward(d_z, logits)
+
+
+def _check_finite(values: Tensor, rows: Rows) -> None:
+    if bool(torch.isfinite(values).all()):
+        return
+    for index, own in zip(rows.indices, torch.split(values, rows.lengths), strict=True):
+        if not bool(torch.isfinite(own).all()):
+            raise OperationFailedError(
+                f"datum {index}: the loss is not finite; nothing was accumulated, check its "
+                "advantages, logprobs and weights"
+            )
