@@ -15,7 +15,11 @@ constraints=requirements/constraints.txt
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-torch_version() { "$1" -c 'import torch; print(torch.__version__.split("+")[0])' 2>/dev/null; }
+# Prints the version of a torch that is new enough to be kept; fails where there is none.
+torch_version() {
+  "$1" -c 'import sys, torch; v = torch.__version__.split("+")[0]; print(v); sys.exit(tuple(map(int, v.split(".")[:2])) < (2, 8))' \
+    2>/dev/null
+}
 
 make_environment() {
   command -v "$python" >/dev/null || die "$python not found; run: sudo apt-get install -y python3 python3-venv"
