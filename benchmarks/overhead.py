@@ -26,7 +26,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from gristmill_testing.instance import running_gristmill
-from gristmill_testing.tiny_models import tiny_llama
+from gristmill_testing.tiny_models import build_tiny_llama
 
 from gristmill_contracts.operations import Datum, Forward, tensor
 from gristmill_testing.bare_worker import BareWorker
@@ -130,7 +130,7 @@ def measure(folder: Path, operations: int) -> list[Timings]:
         Timings("bare worker (unix socket)"),
         Timings("512 B append + fsync"),
     )
-    model = tiny_llama(folder / "model")
+    model = build_tiny_llama(folder / "model")
     with running_gristmill(folder / "data", model=model) as instance:
         session = create_session(raw_clients(instance.environment), instance.model)
         connection = SignedConnection(instance.environment)

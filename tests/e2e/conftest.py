@@ -1,6 +1,7 @@
 """One running Gristmill for the whole folder, and the official SDK's environment for each module."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sagemaker.train.training_session as sdk
@@ -14,8 +15,12 @@ from gristmill_testing.tiny_models import build_tiny_llama
 SDK_GROUP = "sdk-tests"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The test of the SDK's surface looks back at the others: it runs last."""
+    """One process runs this whole folder; the test that looks back at the others comes last."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.xdist_group("e2e"))
     items.sort(key=lambda item: item.path.name == "test_sdk_surface.py")
 
 

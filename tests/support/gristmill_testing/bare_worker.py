@@ -1,9 +1,15 @@
 """A session in a running worker process, driven over its unix socket without meter and gateway."""
 
 import http.client
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -89,11 +95,56 @@ class BareWorker:
 
     def _send(self, method: str, path: str, body: bytes) -> bytes:
         started = time.perf_counter()
-        self._connection.request(method, path, body=body, headers={"Content-Type": CONTENT_TYPE})
-        response = self._connection.getresponse()
-        answer = response.read()
+        try:
+            self._connection.request(
+                method, path, body=body, headers={"Content-Type": CONTENT_TYPE}
+            )
+            response = self._connection.getresponse()
+            answer = response.read()
+        except OSError:
+            self._connection.close()
+            raise
         self.last_ms = (time.perf_counter() - started) * 1000
         if response.status >= 400:
             problem = msgspec.msgpack.decode(answer, type=Problem)
             raise error_from(problem.code, problem.message)
         return answer
+
+
+@contextmanager
+def running_worker(folder: Path, model: Path, *, dtype: str, threads: int) -> Iterator[BareWorker]:
+    """A worker process of its own on a prepared model; no session is open yet."""
+    path = folder / "worker.sock"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("GRISTMILL_")},
+        "GRISTMILL_WORKER_SOCKET": str(path),
+        "GRISTMILL_WORKER_MODEL_DIR": str(model),
+        "GRISTMILL_WORKER_ARTIFACTS_DIR": str(folder / "artifacts"),
+        "GRISTMILL_WORKER_DTYPE": dtype,
+        "GRISTMILL_WORKER_THREADS": str(threads),
+        "GRISTMILL_WORKER_LOG_LEVEL": "WARNING",
+    }
+    process = subprocess.Popen([sys.executable, "-m", "gristmill_worker"], env=environment)
+    try:
+        worker = BareWorker(path, folder / "state")
+        _wait_until_ready(process, worker)
+        yield worker
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _wait_until_ready(
+    process: "subprocess.Popen[bytes]", worker: BareWorker, timeout_s: float = 120.0
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the worker ended with exit code {process.returncode}")
+        try:
+            if worker.status().ready:
+                return
+        except OSError:
+            pass  # not listening yet
+        time.sleep(0.1)
+    raise RuntimeError(f"the worker was not ready within {timeout_s:.0f} s")
