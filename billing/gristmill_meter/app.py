@@ -15,8 +15,10 @@ from gristmill_contracts.errors import GristmillError, InvalidRequestError
 from gristmill_contracts.http import ATTEMPT_HEADER, CONTENT_TYPE, Refuse, StreamChunk, Submit
 from gristmill_contracts.ids import Stream
 from gristmill_meter.driver import Driver
+from gristmill_meter.intake import refuse_number, submit_operation
 from gristmill_meter.meter import Meter
 from gristmill_meter.problems import problem_response
+from gristmill_meter.release import poll_operation
 
 LENGTH: Final = struct.Struct("<I")
 """Before each StreamChunk: its size in bytes, 32 bits, little-endian."""
@@ -80,12 +82,12 @@ class Doors:
     async def submit(self, request: Request) -> Response:
         driver = self._admit(request)
         submit, encoded = await _read_submit(request)
-        return _answer(await driver.session.submit(submit, encoded))
+        return _answer(await submit_operation(driver.session, submit, encoded))
 
     async def refuse(self, request: Request) -> Response:
         driver = self._admit(request)
         body = await _read_body(request)
-        return _answer(await driver.session.refuse(_decode(_refusals, body)))
+        return _answer(await refuse_number(driver.session, _decode(_refusals, body)))
 
     async def stream(self, request: Request) -> Response:
         driver = self._admit(request)
@@ -100,7 +102,7 @@ class Doors:
         if stream not in ("train", "log") or not number.isdecimal():
             raise InvalidRequestError(f"{stream}/{number} names no operation; use train/7 or log/7")
         key: tuple[Stream, int] = (stream, int(number))
-        view = await driver.session.poll(key, _wait_s(request), request.is_disconnected)
+        view = await poll_operation(driver.session, key, _wait_s(request), request.is_disconnected)
         return _answer(view)
 
     async def view(self, request: Request) -> Response:

@@ -27,7 +27,7 @@ from gristmill_contracts.operations import (
     TrainOperation,
     kind_of,
 )
-from gristmill_meter.records import Key, Record, SessionState
+from gristmill_meter.records import STATELESS_KINDS, Key, Record, SessionState
 
 TOKEN_RESULT_BYTES_MAX: Final = 32
 """A sampled token in a result: 8 bytes of id, 4 of logprob, and its text."""
@@ -92,7 +92,7 @@ def on_submit(
     return Accept(number=number, room_bytes=room_bytes)
 
 
-def on_refuse(state: SessionState, refuse: Refuse, started: Collection[Key]) -> Accept | Duplicate:
+def on_refuse(state: SessionState, refuse: Refuse) -> Accept | Duplicate:
     """Close a number, or find it closed. Raises ConflictError where it is an operation's."""
     record = state.records.get(("train", refuse.number))
     if record is not None and record.state == "Refused":
@@ -322,18 +322,8 @@ class ReplayStep:
     skip: bool
 
 
-_STATELESS_KINDS: Final = frozenset({"forward", "save_weights", "save_state"})
-
-
 def replay_step(state: SessionState, index: int) -> ReplayStep:
     record = state.record_of_index(index)
     return ReplayStep(
-        record=record, skip=record.state == "Failed" or record.kind in _STATELESS_KINDS
+        record=record, skip=record.state == "Failed" or record.kind in STATELESS_KINDS
     )
-
-
-def disposable_payloads(state: SessionState, kept_from: int) -> tuple[list[Record], int]:
-    """Train payloads below the older snapshot, from index `kept_from` on, and the new `kept_from`."""
-    older = state.snapshots[0]
-    records = [state.record_of_index(index) for index in range(kept_from, older + 1)]
-    return records, max(kept_from, older + 1)

@@ -9,13 +9,19 @@ from typing import Final
 from gristmill_contracts.errors import GristmillError, OperationFailedError
 from gristmill_contracts.http import Assignment, Heartbeat, StreamChunk, Submit
 from gristmill_meter import frames
-from gristmill_meter.decisions import disposable_payloads, gap_overdue, unclaimed_overdue
+from gristmill_meter.decisions import (
+    gap_overdue,
+    next_train,
+    unclaimed_overdue,
+)
 from gristmill_meter.execution import Execution
+from gristmill_meter.intake import accept_stream
 from gristmill_meter.link import WorkerLink
 from gristmill_meter.ports import Ledger, Worker
 from gristmill_meter.poster import Poster
 from gristmill_meter.sampler import Sampler
 from gristmill_meter.session import SKIP_BATCH_MAX, Session
+from gristmill_meter.state import blob_is_needed, forget_results
 from gristmill_meter.streams import TokenStream, check_streamable
 from gristmill_meter.trainer import Trainer
 
@@ -23,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 CLOCKWORK_S_MAX: Final = 1.0
 """How often timeouts are looked at; a tenth of the shortest one, if that is shorter."""
+SWEEP_S: Final = 10.0
+"""How often blob files are looked through."""
 WORKER_CLOSE_S_MAX: Final = 30.0
 CLAIM_GRACE_S: Final = 1.0
 """How long a stopping session waits for held polls to claim what has just ended."""
@@ -42,7 +50,7 @@ class Driver:
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _streams: set[asyncio.Task[None]] = field(default_factory=set)
     _stopping: asyncio.Task[None] | None = None
-    _kept_from: int = 1
+    _sweep_us: int = 0
 
     async def start(self) -> None:
         """Recover the log and begin. A broken session stays visible and does nothing."""
@@ -92,7 +100,7 @@ class Driver:
     async def stream(self, submit: Submit, encoded: bytes) -> AsyncGenerator[StreamChunk, None]:
         """Accept a stream; the caller then reads the chunks."""
         check_streamable(submit)
-        record = await self.session.accept_stream(submit, encoded)
+        record = await accept_stream(self.session, submit, encoded)
         stream = TokenStream(session=self.session, link=self.link, record=record)
         task = asyncio.create_task(stream.run())
         self._streams.add(task)
@@ -104,16 +112,18 @@ class Driver:
     async def _clockwork(self) -> None:
         settings = self.session.settings
         period_s = min(CLOCKWORK_S_MAX, settings.gap_timeout_s / 10, settings.claim_timeout_s / 10)
-        while not self.session.over:
+        session = self.session
+        while not (session.stopping or session.draining or session.unwritable):
             self._expire_gap()
             self._expire_unclaimed()
-            await self._remove_payloads()
+            await self._remove_blobs()
             await asyncio.sleep(period_s)
 
     def _expire_gap(self) -> None:
         session = self.session
-        if any(stream == "train" for stream, _ in session.started):
-            return
+        busy = any(stream == "train" for stream, _ in session.started)
+        if busy or next_train(session.state, session.log.durable_number) is not None:
+            return  # What lies before the gap may still run.
         missing = gap_overdue(
             session.state, session.now_us(), session.opened_us, session.settings.gap_timeout_s
         )
@@ -134,16 +144,19 @@ class Driver:
         if overdue:
             session.write(frames.Expired(numbers=overdue, at_us=session.now_us()))
 
-    async def _remove_payloads(self) -> None:
-        """Delete payload blobs that no replay can need any more."""
+    async def _remove_blobs(self) -> None:
+        """Delete blob files that nobody can need any more. What makes them so is durable first."""
         session = self.session
+        kept_us = int(session.settings.result_retention_s * 1e6)
+        forget_results(session.state, session.now_us() - kept_us)
+        if session.now_us() < self._sweep_us:
+            return
+        self._sweep_us = session.now_us() + int(SWEEP_S * 1e6)
         await session.log.durable(session.log.appended_number)
-        records, self._kept_from = disposable_payloads(session.state, self._kept_from)
-        names = [r.payload.blob for r in records if r.payload is not None and r.payload.blob]
-        for record in records:
-            record.payload = None
-        if names:
-            await session.log.remove_blobs(names)
+        names = await asyncio.to_thread(session.log.blob_names)
+        unneeded = [name for name in names if not blob_is_needed(session.state, name)]
+        if unneeded:
+            await session.log.remove_blobs(unneeded)
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from gristmill_contracts import limits
 from gristmill_contracts.errors import (
     ConflictError,
     ForbiddenError,
@@ -13,6 +14,7 @@ from gristmill_contracts.errors import (
     InvalidRequestError,
     NotFoundError,
     OperationFailedError,
+    VolumeFailedError,
 )
 from gristmill_contracts.http import Executed, Problem, RegisterCheckpoint
 from gristmill_contracts.operations import (
@@ -57,10 +59,21 @@ class Execution:
         started_us = session.now_us()
         try:
             content = await session.log.read_body(_payload(record))
+        except VolumeFailedError as error:
+            if not session.unwritable:
+                self._failed(record, _problem(error), 0, 0, started_us)
+            return
+        try:
             await self._run(record, index, content, started_us)
-        except SessionOverError as error:
-            if not record.terminal and session.log.failure is None and session.broken is None:
+        except GristmillError as error:
+            if not isinstance(error, SessionOverError) and not session.unwritable:
+                raise
+            if record.terminal or session.unwritable:
+                return
+            if session.stopping or session.state.failure is not None:
                 session.skip([record.key], error.message)
+            else:
+                session.started.discard(record.key)  # The next process runs it.
 
     async def _run(self, record: Record, index: int, content: bytes, started_us: int) -> None:
         session = self.session
@@ -101,19 +114,17 @@ class Execution:
     ) -> None:
         """Turn the worker's answer into the frame that ends the operation."""
         result, error = executed.result, executed.error
-        if result is None and error is None:
-            error = Problem(code="internal", message="the worker answered neither result nor error")
         operation = None
         if record.kind not in ("forward", "forward_backward", "optim_step"):
             operation = _operations.decode(content)
         if error is None and isinstance(result, SaveResult):
-            assert operation is not None
             try:
                 result = await self._register(record, operation, result)
             except GristmillError as refusal:
                 error = _problem(refusal)
-        if error is not None or result is None:
-            assert error is not None
+        if result is None or error is not None:
+            error = error or Problem(code="internal", message="the worker answered nothing")
+            error.message = error.message[: limits.MESSAGE_CHARS_MAX]
             self._failed(record, error, index, executed.wall_us, started_us)
             return
         session = self.session
@@ -154,7 +165,7 @@ class Execution:
         )
 
     async def _register(
-        self, record: Record, operation: Operation, saved: SaveResult
+        self, record: Record, operation: Operation | None, saved: SaveResult
     ) -> SaveResult:
         """Make the checkpoint known to the ledger; idempotent by its id, tried until it answers."""
         session, a = self.session, self.session.assignment
@@ -193,7 +204,7 @@ class Execution:
 
 def _payload(record: Record) -> frames.Body:
     if record.payload is None:
-        raise SessionOverError(f"the payload of operation {record.number} is gone")
+        raise VolumeFailedError(f"the payload of operation {record.number} is gone")
     return record.payload
 
 
@@ -209,7 +220,8 @@ def _new_default(operation: Operation | None, result: Result) -> CheckpointRef |
 
 
 def _problem(error: GristmillError) -> Problem:
-    return Problem(code=error.code, message=error.message, retryable=error.retryable)
+    message = error.message[: limits.MESSAGE_CHARS_MAX]
+    return Problem(code=error.code, message=message, retryable=error.retryable)
 
 
 def _given_up(losses: int, error: GristmillError) -> Problem:

@@ -6,6 +6,8 @@ large ones in a blob file that is durable before the frame that names it.
 
 import msgspec
 
+from gristmill_contracts import limits
+from gristmill_contracts.errors import InvalidRequestError
 from gristmill_contracts.http import Problem
 from gristmill_contracts.ids import SessionUid, Stream, TenantName
 from gristmill_contracts.operations import CheckpointRef
@@ -159,6 +161,16 @@ _decoder = msgspec.msgpack.Decoder(Frame)
 
 def encode_frame(frame: Frame) -> bytes:
     return _encoder.encode(frame)
+
+
+def checked_frame(frame: Frame) -> bytes:
+    """Encode a frame. Raises InvalidRequestError if it would not fit into the log."""
+    payload = encode_frame(frame)
+    if len(payload) > limits.FRAME_BYTES_MAX:
+        raise InvalidRequestError(
+            f"the operation's record has {len(payload)} bytes; at most {limits.FRAME_BYTES_MAX} fit"
+        )
+    return payload
 
 
 def decode_frame(payload: bytes | memoryview) -> Frame:

@@ -12,6 +12,7 @@ from gristmill_contracts.errors import (
     LogLostError,
     ReplayDivergedError,
     UnavailableError,
+    VolumeFailedError,
 )
 from gristmill_contracts.http import OpenedSession, OpenSession
 from gristmill_meter.decisions import ReplayStep, replay_step
@@ -135,7 +136,10 @@ class WorkerLink:
                     f"operation {record.number} is needed for replay but lies below the snapshots"
                 )
         elif not step.skip:
-            content = await session.log.read_body(record.payload)
+            try:
+                content = await session.log.read_body(record.payload)
+            except VolumeFailedError as error:
+                raise LogLostError(f"replay is impossible: {error.message}") from error
         call = ExecuteCall(
             index=record.index,
             op_id=str(session.state.op_id(record)),

@@ -16,9 +16,8 @@ import msgspec
 from gristmill_contracts import limits
 from gristmill_contracts.errors import GristmillError, LogLostError, VolumeFailedError
 from gristmill_meter.disk import Appender, Disk
-from gristmill_meter.frames import Body, Frame, decode_frame, encode_frame
+from gristmill_meter.frames import Body, Frame, decode_frame
 from gristmill_meter.segment import (
-    FRAME_HEADER_BYTES,
     HEADER_BYTES,
     crc32c,
     pack_frame,
@@ -129,16 +128,15 @@ class SessionLog:
 
     # --- appending (on the event loop) -----------------------------------------------------------
 
-    def append(self, frame: Frame, blob: tuple[str, bytes] | None = None) -> int:
-        """Queue a frame and give its number. Raises the log's failure, if it has failed."""
+    def append(self, payload: bytes, blob: tuple[str, bytes] | None = None) -> int:
+        """Queue an encoded frame and give its number. Raises the log's failure, if it has failed."""
         if self.failure is not None:
             raise self.failure
         self.appended_number += 1
-        self._queue.append(
-            Pending(number=self.appended_number, payload=encode_frame(frame), blob=blob)
-        )
+        self._queue.append(Pending(number=self.appended_number, payload=payload, blob=blob))
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.get_running_loop().create_task(self._flush())
+            self._flusher.add_done_callback(self._flushed)
         return self.appended_number
 
     async def durable(self, number: int) -> None:
@@ -174,6 +172,10 @@ class SessionLog:
                 raise VolumeFailedError(f"blob {path} does not have its recorded checksum")
         return content
 
+    def blob_names(self) -> list[str]:
+        """Blob files on the disk (blocking), without those that are still being written."""
+        return [n for n in self.disk.list(f"{self.folder}/blobs") if n not in self._staged]
+
     async def remove_blobs(self, names: Sequence[str]) -> None:
         await asyncio.to_thread(self._remove_blobs, names)
 
@@ -201,12 +203,18 @@ class SessionLog:
                     self._staged.pop(pending.blob[0], None)
             self._wake()
 
+    def _flushed(self, flusher: asyncio.Task[None]) -> None:
+        """What waits must hear of a writer that died of anything else than the disk."""
+        if self.failure is None and (flusher.cancelled() or flusher.exception() is not None):
+            why = "cancelled" if flusher.cancelled() else repr(flusher.exception())
+            self._fail(VolumeFailedError(f"the writer of log {self.folder} died: {why}"))
+
     async def _write_until_done(self, batch: list[Pending]) -> None:
         while True:
             try:
                 await asyncio.to_thread(self._write, batch)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if not _is_full(error):
                     raise
                 if not self.full:
                     logger.error("log_volume_full", extra={"folder": self.folder})  # noqa: TRY400 - expected
@@ -217,7 +225,10 @@ class SessionLog:
                 return
 
     def _write(self, batch: list[Pending]) -> None:
-        """On a thread. After any failure the unsynced frames go, from memory, into a new segment."""
+        """On a thread. After a failure the unsynced frames go, from memory, into a new segment.
+
+        Raises OSError: with ENOSPC the log is as before, and the batch may be written again.
+        """
         try:
             self._write_blobs(batch)
             if self._end >= limits.SEGMENT_BYTES_MAX or self._file is None:
@@ -225,9 +236,20 @@ class SessionLog:
             else:
                 self._end += self._write_frames(self._file, batch)
         except OSError as error:
+            if _is_full(error):
+                self._undo()
+                raise
             logger.warning("log_write_failed", extra={"folder": self.folder, "error": str(error)})
             self._write_blobs(batch)
             self._begin_segment(batch)
+
+    def _undo(self) -> None:
+        """Cut half-written frames off, so that the next try begins where the last good one ended."""
+        if self._file is not None:
+            self.disk.truncate(self._segment_path(), self._end)
+
+    def _segment_path(self) -> str:
+        return f"{self.folder}/log-{self._segment:08d}.seg"
 
     def _write_blobs(self, batch: list[Pending]) -> None:
         blobs = [pending.blob for pending in batch if pending.blob is not None]
@@ -262,15 +284,18 @@ class SessionLog:
         if old is not None:
             old.close()
         self._segment += 1
-        path = f"{self.folder}/log-{self._segment:08d}.seg"
+        path = self._segment_path()
         self.disk.remove(path)
         file = self.disk.open_append(path)
         try:
             file.write(segment_header(self.durable_number + 1))
             size = self._write_frames(file, batch)
             self.disk.fsync_dir(self.folder)
-        except OSError:
+        except OSError as error:
             file.close()
+            if _is_full(error):
+                self.disk.remove(path)
+                self._segment -= 1
             raise
         self._file, self._end = file, HEADER_BYTES + size
 
@@ -301,9 +326,8 @@ class SessionLog:
         return number <= self.durable_number or self.failure is not None
 
 
-def frame_bytes(payload_bytes: int) -> int:
-    """Size of a frame in the log, from the size of its payload."""
-    return FRAME_HEADER_BYTES + payload_bytes
+def _is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _decode(folder: str, number: int, payload: bytes) -> Frame:

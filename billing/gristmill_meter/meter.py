@@ -68,6 +68,10 @@ class Meter:
         """Bring the served sessions in line with the assignments."""
         for uid, assignment in assignments.items():
             driver = self.drivers.get(uid)
+            if driver is not None and driver.session.restart_due:
+                logger.warning("session_reopened", extra={"session": uid})
+                await driver.abandon()
+                driver = None
             if driver is None:
                 self.drivers[uid] = driver = self._make(assignment)
                 await driver.start()

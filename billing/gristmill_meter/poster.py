@@ -33,6 +33,7 @@ class Poster:
                 failures = 0
             except SequenceGapError as gap:
                 await self._move_to(gap.expected_seq)
+                await backoff(0, self.session.settings.retry_first_s, 1.0)
             except (FencedError, LogLostError) as error:
                 self.session.break_off(error)
                 return

@@ -12,6 +12,8 @@ from gristmill_meter.frames import Body
 
 Key = tuple[Stream, int]
 
+STATELESS_KINDS: Final = frozenset({"forward", "save_weights", "save_state"})
+"""Train operations that change nothing in the worker: replay need not run them."""
 NOTHING: Final = Counts()
 NOBODY: Final = TenantName("")
 
@@ -98,6 +100,8 @@ class SessionState:
     default_adapter: CheckpointRef | None = None
     counts: Counts = NOTHING
     """Settled and billed."""
+    results: deque[Key] = field(default_factory=deque)
+    """Completed operations whose result is kept, in order of completion."""
     events: deque[tuple[int, UsageEvent]] = field(default_factory=deque)
     """(frame number, event) of what the ledger may not have yet, in producer order."""
     head_seq: int = 0

@@ -1,38 +1,28 @@
-"""One session at the meter: its log, its state, and the doors for submit, refusal and poll."""
+"""One session at the meter: its log, the state that the log says, and who waits for it."""
 
 import asyncio
-import copy
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
-
-import msgspec
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import (
     GristmillError,
     InvariantError,
-    LogFullError,
-    NotFoundError,
     UnavailableError,
 )
 from gristmill_contracts.http import (
     Assignment,
     OperationState,
     Problem,
-    Refuse,
     SessionView,
-    Submit,
-    Submitted,
 )
-from gristmill_contracts.operations import count_before, kind_of
 from gristmill_contracts.usage import Counts
 from gristmill_meter import frames
-from gristmill_meter.decisions import Duplicate, Room, on_refuse, on_submit, resolve_adapter
 from gristmill_meter.disk import Disk
-from gristmill_meter.frames import Frame
+from gristmill_meter.frames import Frame, checked_frame
 from gristmill_meter.log import SessionLog
 from gristmill_meter.metrics import Metrics
 from gristmill_meter.pulse import Pulse
@@ -40,14 +30,14 @@ from gristmill_meter.records import Key, Record, SessionState
 from gristmill_meter.settings import MeterSettings
 from gristmill_meter.state import apply
 from gristmill_meter.views import (
-    EncodedOperationView,
     ServiceState,
-    operation_view,
     session_view,
 )
 
 logger = logging.getLogger(__name__)
 
+REOPEN_AFTER_S: Final = 2.0
+"""Pause before a session that a bug of ours broke is opened again from its log."""
 SKIP_BATCH_MAX: Final = 1000
 """Operations named in one frame."""
 
@@ -56,10 +46,6 @@ class SessionOverError(GristmillError):
     """Control flow: nothing runs in this session any more."""
 
     code = "conflict"
-
-
-async def _still_there() -> bool:
-    return False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +74,8 @@ class Session:
     acked_seq: int = 0
     broken: GristmillError | None = None
     """The log could not be opened, or the ledger knows more than it holds."""
+    crashed_us: int = 0
+    """When a bug of ours broke the session; 0 = never."""
     on_change: Callable[[], None] = lambda: None
     polls_held: int = 0
     _announced: ServiceState | None = None
@@ -135,12 +123,13 @@ class Session:
     def write(self, frame: Frame, blob: tuple[str, bytes] | None = None) -> int:
         """Apply a frame and queue it for the log. What it says is released once it is durable."""
         self.check_log()
+        payload = checked_frame(frame)
         try:
             ended = apply(self.state, frame)
         except InvariantError as error:
-            self.broken = error  # What is in memory cannot be trusted; the log can.
+            self.crashed(error)  # What is in memory cannot be trusted; the log can.
             raise
-        number = self.log.append(frame, blob)
+        number = self.log.append(payload, blob)
         for record in ended:
             self.started.discard(record.key)
             self._ending.append((number, record.key))
@@ -159,11 +148,6 @@ class Session:
                 self._let_go(key)
         self.announce()
         self.pulse.ring()
-
-    def _let_go(self, key: Key) -> None:
-        for waiter in self._held.pop(key, []):
-            if not waiter.done():
-                waiter.set_result(None)
 
     def _cut_streams(self) -> None:
         """Token streams end with the process that served them, at the last durable PROGRESS."""
@@ -189,147 +173,41 @@ class Session:
         )
         self.write(failed)
 
-    # --- doors -----------------------------------------------------------------------------------
+    # --- held polls ------------------------------------------------------------------------------
 
-    async def submit(self, submit: Submit, encoded: bytes) -> Submitted:
-        """Accept an operation; `encoded` is its msgpack. Returns once the INTENT is durable."""
-        self.check_log()
-        decision = on_submit(self.state, submit, self.started, self._room())
-        if isinstance(decision, Duplicate):
-            return await self._submitted_again(decision.record)
-        record = self._accept(
-            submit, encoded, decision.number, decision.room_bytes, streaming=False
-        )
-        await self.log.durable(record.accepted_frame)
-        return Submitted(stream=record.stream, number=record.number, state=self.visible(record))
-
-    async def accept_stream(self, submit: Submit, encoded: bytes) -> Record:
-        """Accept a sample whose tokens are streamed by this very request; INTENT durable."""
-        self.check_log()
-        decision = on_submit(self.state, submit, self.started, self._room())
-        if isinstance(decision, Duplicate):
-            raise GristmillError(
-                f"clientToken {submit.client_token!r} names a stream that has begun; it cannot be read twice"
-            )
-        record = self._accept(submit, encoded, decision.number, decision.room_bytes, streaming=True)
-        self.started.add(record.key)
-        await self.log.durable(record.accepted_frame)
-        return record
-
-    def _accept(
-        self, submit: Submit, encoded: bytes, number: int, room_bytes: int, *, streaming: bool
-    ) -> Record:
-        self.check_accepting()
-        operation = resolve_adapter(self.state, submit.operation)
-        if operation is not submit.operation:
-            encoded = msgspec.msgpack.encode(operation)
-        payload, blob = self.log.make_body(f"{submit.stream}-{number}.op", encoded)
-        intent = frames.Intent(
-            stream=submit.stream,
-            number=number,
-            kind=kind_of(operation),
-            body_hash=submit.body_hash,
-            client_token=submit.client_token,
-            payload=payload,
-            counts=count_before(operation),
-            room_bytes=room_bytes,
-            streaming=streaming,
-            at_us=self.now_us(),
-        )
-        self.write(intent, blob)
-        return self.state.records[submit.stream, number]
-
-    async def refuse(self, refuse: Refuse) -> Submitted:
-        """Close a number that failed validation. Returns once that is durable."""
-        self.check_log()
-        decision = on_refuse(self.state, refuse, self.started)
-        if isinstance(decision, Duplicate):
-            return await self._submitted_again(decision.record)
-        self.check_accepting()
-        refused = frames.Refused(
-            number=refuse.number,
-            client_token=refuse.client_token,
-            message=refuse.message[: limits.DESCRIPTION_CHARS_MAX],
-            breaks_accumulation=refuse.breaks_accumulation,
-            at_us=self.now_us(),
-        )
-        await self.log.durable(self.write(refused))
-        return Submitted(stream="train", number=refuse.number, state="Refused")
-
-    async def _submitted_again(self, record: Record) -> Submitted:
-        await self.log.durable(record.accepted_frame)
-        return Submitted(
-            stream=record.stream,
-            number=record.number,
-            state=self.visible(record),
-            duplicate=True,
-        )
-
-    async def poll(
-        self, key: Key, wait_s: float, gone: Callable[[], Awaitable[bool]] = _still_there
-    ) -> EncodedOperationView:
-        """An operation's state, held until it has ended or `wait_s` is over.
-
-        A keyless result is billed here, by a CLAIM that is durable before it leaves. `gone` says
-        whether the caller has left meanwhile: then nothing is claimed.
-        """
-        self.check_log()
-        if key not in self.state.records:
-            raise NotFoundError(f"session {self.state.uid} has no operation {key[0]}/{key[1]}")
-        self.polls_held += 1
-        try:
-            await self._hold(key, wait_s)
-            return await self._release(key, gone)
-        finally:
-            self.polls_held -= 1
-            self.pulse.ring()
-
-    async def _release(self, key: Key, gone: Callable[[], Awaitable[bool]]) -> EncodedOperationView:
-        record = self.state.records[key]
-        state = self.visible(record)
-        if state != "Completed":
-            return operation_view(record, state)
-        if record.result is None and record.claim != "expired":
-            raise NotFoundError(
-                f"the result of operation {key[0]}/{key[1]} is no longer kept; results are kept for "
-                f"{self.settings.result_retention_s:.0f} s"
-            )
-        result = b"" if record.result is None else await self.log.read_body(record.result)
-        if record.claim == "waiting" and await gone():
-            return operation_view(record, "InProgress")
-        if record.claim == "waiting":
-            self.write(frames.Claim(number=record.number, at_us=self.now_us()))
-        await self.log.durable(record.claim_frame)
-        if record.claim == "expired":
-            return operation_view(_unfetched(record), "Failed")
-        return operation_view(record, "Completed", result)
-
-    async def _hold(self, key: Key, wait_s: float) -> None:
+    async def hold(self, key: Key, wait_s: float) -> None:
         """Wait until the operation's end is durable, at most `wait_s`, and not while going down."""
-        if wait_s <= 0 or self.draining or self._ended(self.state.records[key]):
+        if wait_s <= 0 or self.draining or self.ended(self.state.records[key]):
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held.setdefault(key, []).append(waiter)
-        await asyncio.wait([waiter], timeout=min(wait_s, limits.RESULT_WAIT_S_MAX))
-        waiters = self._held.get(key)
-        if not waiter.done() and waiters is not None and waiter in waiters:
-            waiters.remove(waiter)
-            if not waiters:
-                del self._held[key]
+        try:
+            await asyncio.wait([waiter], timeout=min(wait_s, limits.RESULT_WAIT_S_MAX))
+        finally:
+            waiters = self._held.get(key, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+                if not waiters:
+                    del self._held[key]
         self.check_log()
 
     def let_polls_go(self) -> None:
         for key in list(self._held):
             self._let_go(key)
 
+    def _let_go(self, key: Key) -> None:
+        for waiter in self._held.pop(key, []):
+            if not waiter.done():
+                waiter.set_result(None)
+
     # --- what is told ----------------------------------------------------------------------------
 
-    def _ended(self, record: Record) -> bool:
+    def ended(self, record: Record) -> bool:
         return record.terminal and record.settled_frame <= self.log.durable_number
 
     def visible(self, record: Record) -> OperationState:
         """The state that may be told: an end only once it is durable."""
-        if self._ended(record):
+        if self.ended(record):
             return record.state
         return "InProgress" if record.terminal or record.key in self.started else "Pending"
 
@@ -337,11 +215,7 @@ class Session:
     def service(self) -> ServiceState:
         if self.shipped:
             return "Closed"
-        if (
-            self.broken is not None
-            or self.log.failure is not None
-            or self.state.failure is not None
-        ):
+        if self.failed:
             return "Failed" if not self.stopping else "Draining"
         if self.stopping or self.draining or self.state.closed:
             return "Draining"
@@ -387,9 +261,14 @@ class Session:
     def unwritable(self) -> bool:
         return self.broken is not None or self.log.failure is not None
 
+    @property
+    def restart_due(self) -> bool:
+        return self.crashed_us > 0 and self.now_us() - self.crashed_us >= REOPEN_AFTER_S * 1e6
+
     def crashed(self, error: BaseException) -> None:
-        """A task of the session died of our own bug: nothing more is released, a restart recovers."""
+        """Our own bug: nothing more is released; the meter opens the session again, from its log."""
         logger.error("session_crashed", extra={"session": self.state.uid}, exc_info=error)
+        self.crashed_us = self.now_us()
         self.break_off(InvariantError(f"internal error in session {self.state.uid}: {error}"))
 
     def break_off(self, error: GristmillError) -> None:
@@ -435,31 +314,3 @@ class Session:
             raise self.broken
         if self.log.failure is not None:
             raise self.log.failure
-
-    def check_accepting(self) -> None:
-        if self.draining:
-            raise UnavailableError("the meter is going down; send the request again")
-        if self.stopping:
-            raise UnavailableError(
-                f"session {self.state.uid} is stopping; it takes no new operations"
-            )
-        if self.log.full:
-            raise LogFullError("the log's volume is full; enlarge it or wait")
-
-    def _room(self) -> Room:
-        return Room(
-            free_bytes=self.disk.free_bytes(),
-            free_bytes_min=self.settings.log_free_bytes_min,
-            context_length=self.context_length,
-        )
-
-
-def _unfetched(record: Record) -> Record:
-    """As the record of a failed operation, for the view alone."""
-    shown = copy.copy(record)
-    shown.error = Problem(
-        code="operation_failed",
-        message="the result was not fetched in time and was discarded, unbilled; submit it again",
-    )
-    shown.counts = Counts()
-    return shown

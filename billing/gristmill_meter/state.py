@@ -9,7 +9,7 @@ from gristmill_contracts.ids import Stream, UsageKind, event_id
 from gristmill_contracts.usage import Counts, Outcome, UsageEvent
 from gristmill_meter import frames
 from gristmill_meter.frames import Frame
-from gristmill_meter.records import Record, SessionState
+from gristmill_meter.records import STATELESS_KINDS, Record, SessionState
 
 
 def apply(state: SessionState, frame: Frame) -> list[Record]:
@@ -96,6 +96,9 @@ def _result(state: SessionState, frame: frames.Result) -> list[Record]:
     if frame.default_adapter is not None:
         state.default_adapter = frame.default_adapter
     _executed(state, record, frame.index, frame.wall_us)
+    state.results.append(record.key)
+    if record.stream == "log" or record.kind in STATELESS_KINDS:
+        record.payload = None
     state.snapshot_forced |= record.kind == "load_state"
     if record.stream == "train" or record.streaming:
         _bill(state, record, "usage", "completed")
@@ -111,6 +114,7 @@ def _failed(state: SessionState, frame: frames.Failed) -> list[Record]:
     record.error, record.started_us = frame.error, frame.started_us
     _executed(state, record, frame.index, frame.wall_us)
     record.counts = frame.counts or Counts()
+    record.payload = None
     if frame.counts is not None:
         _bill(state, record, "usage", "aborted")
     if frame.stream != "train":
@@ -146,6 +150,7 @@ def _skip(
         record = _end(state, state.records[key], "Skipped", at_us)
         record.error = Problem(code="operation_failed", message=f"skipped: {reason}")
         record.counts = Counts()
+        record.payload = None
         ended.append(record)
     return ended
 
@@ -220,8 +225,11 @@ def _bill(state: SessionState, record: Record, kind: UsageKind, outcome: Outcome
 
 
 def _snapshot(state: SessionState, frame: frames.Snapshot) -> list[Record]:
-    if frame.applied != state.snapshots[1]:
-        state.snapshots = (state.snapshots[1], frame.applied)
+    older, newer = state.snapshots
+    if frame.applied != newer:
+        state.snapshots = (newer, frame.applied)
+        for number in state.executed[older:newer]:
+            state.records["train", number].payload = None
     since = state.executed[frame.applied :]
     records = [state.records["train", number] for number in since]
     state.snapshot_wall_us = sum(record.wall_us for record in records)
@@ -238,6 +246,29 @@ def _session_failed(state: SessionState, frame: frames.SessionFailed) -> list[Re
 def _closed(state: SessionState, frame: frames.Closed) -> list[Record]:
     state.closed = True
     return []
+
+
+def forget_results(state: SessionState, ended_before_us: int) -> None:
+    """Let go of results whose retention is over. Not in the log: a later start forgets them again."""
+    while state.results:
+        record = state.records[state.results[0]]
+        if record.ended_us >= ended_before_us:
+            return
+        record.result = None
+        state.results.popleft()
+
+
+def blob_is_needed(state: SessionState, name: str) -> bool:
+    """Whether a blob file holds a payload or a result that may still be asked for."""
+    operation, _, part = name.rpartition(".")
+    stream, _, number = operation.partition("-")
+    if not number.isdecimal() or stream not in ("train", "log"):
+        return False
+    record = state.records.get(("train" if stream == "train" else "log", int(number)))
+    body = None
+    if record is not None:
+        body = record.payload if part == "op" else record.result
+    return body is not None and body.blob == name
 
 
 _HANDLERS: Final[dict[type[Any], Callable[..., list[Record]]]] = {  # Any: one type per frame

@@ -20,7 +20,9 @@ from gristmill_contracts.http import (
 )
 from gristmill_contracts.ids import CheckpointId, SessionUid, Stream, TenantName
 from gristmill_meter.driver import Driver
+from gristmill_meter.intake import refuse_number, submit_operation
 from gristmill_meter.meter import Meter
+from gristmill_meter.release import poll_operation
 from gristmill_meter.session import Session
 from gristmill_meter.settings import MeterSettings
 from gristmill_testing.fake_disk import FakeDisk
@@ -150,7 +152,7 @@ class World:
     ) -> Submitted:
         submit = make_submit(number, operation, token=token, body_hash=body_hash)
         async with asyncio.timeout(WAIT_S):
-            return await self.session.submit(submit, msgspec.msgpack.encode(operation))
+            return await submit_operation(self.session, submit, msgspec.msgpack.encode(operation))
 
     async def refuse(
         self, number: int, *, token: str | None = None, breaks_accumulation: bool = False
@@ -162,11 +164,11 @@ class World:
             breaks_accumulation=breaks_accumulation,
         )
         async with asyncio.timeout(WAIT_S):
-            return await self.session.refuse(refusal)
+            return await refuse_number(self.session, refusal)
 
     async def poll(self, stream: Stream, number: int, wait_s: float = WAIT_S) -> OperationView:
         async with asyncio.timeout(WAIT_S + 1):
-            view = await self.session.poll((stream, number), wait_s)
+            view = await poll_operation(self.session, (stream, number), wait_s)
         return msgspec.msgpack.decode(msgspec.msgpack.encode(view), type=OperationView)
 
     async def train(self, number: int, operation: ops.Operation) -> OperationView:
