@@ -1,0 +1,1 @@
+"""The command line, and the embedded mode: `gristmill up` runs all parts on this machine."""

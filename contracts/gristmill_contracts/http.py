@@ -129,6 +129,8 @@ class SessionView(msgspec.Struct, kw_only=True):
     counts: Counts
     """Settled usage of the session so far, as posted or about to be."""
     last_activity_us: int
+    open_operations: int | None = None
+    """Accepted operations without an end; None = not told."""
 
 
 class StreamChunk(msgspec.Struct, kw_only=True):

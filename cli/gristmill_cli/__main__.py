@@ -1,0 +1,25 @@
+"""`gristmill`, or `python -m gristmill_cli`."""
+
+import typer
+
+from gristmill_cli.commands import env, keys, models, up
+
+app = typer.Typer(
+    name="gristmill",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Token-metered LLM training sessions on this machine.",
+)
+app.command()(up.up)
+app.command()(env.env)
+app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""`gristmill models`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from gristmill_cli.local.layout import make_folders
+from gristmill_cli.models import add_model
+from gristmill_cli.options import DataDir, OutputOption, find_layout, open_store
+from gristmill_cli.output import Output, print_data, print_table, reports_errors, say
+from gristmill_contracts.session import BaseModelResource
+
+app = typer.Typer(no_args_is_help=True, help="Base models that sessions may name.")
+
+
+@app.command()
+@reports_errors
+def add(
+    name: Annotated[str, typer.Argument(help="What sessions will call it.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder, a .gguf file or a Hugging Face repository; empty: known by its name."
+        ),
+    ] = "",
+    data_dir: DataDir = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16 (the default).")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Prepare a base model and register it."""
+    layout = find_layout(data_dir)
+    make_folders(layout)
+    model = add_model(open_store(layout), layout, name, source, dtype=dtype, say=say)
+    if output is Output.TABLE:
+        typer.echo(f"model {name} is ready")
+    else:
+        print_data(_row(model), output)
+
+
+@app.command("list")
+@reports_errors
+def list_(data_dir: DataDir = None, output: OutputOption = Output.TABLE) -> None:
+    """List registered base models."""
+    show_models(open_store(find_layout(data_dir)).list(BaseModelResource), output)
+
+
+def show_models(models: list[BaseModelResource], output: Output) -> None:
+    if output is not Output.TABLE:
+        print_data([_row(model) for model in models], output)
+        return
+    print_table(
+        ("NAME", "ARCHITECTURE", "DTYPE", "CONTEXT", "SOURCE"),
+        [
+            (
+                model.metadata.name,
+                model.spec.architecture,
+                model.spec.dtype,
+                model.spec.context_length,
+                model.spec.source,
+            )
+            for model in models
+        ],
+        numbers=("CONTEXT",),
+    )
+
+
+def _row(model: BaseModelResource) -> dict[str, Any]:  # Any: JSON
+    return {"name": model.metadata.name, **model.spec.model_dump(by_alias=True)}

