@@ -1,5 +1,6 @@
 """The frozen base model of a worker, with every linear layer ready for an adapter."""
 
+import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.pytorch_utils import Conv1D
+from transformers.utils.logging import disable_progress_bar
 
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_worker import attention
@@ -46,6 +48,9 @@ class BaseModel:
         self.slot = slot
         self.head = head
         self.packed = packed
+        # transformers renamed the argument in 5.2x, and warns of the old name.
+        accepted = inspect.signature(model.base_model.forward).parameters
+        self.cache_name = "cache" if "cache" in accepted else "past_key_values"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,7 +97,7 @@ class BaseModel:
 
     def hidden_cached(self, tokens: Tensor, cache: Any) -> Tensor:
         """(B, n) new tokens behind those in `cache`, which grows -> (B, n, h)."""
-        out = self.model.base_model(input_ids=tokens, past_key_values=cache, use_cache=True)
+        out = self.model.base_model(input_ids=tokens, use_cache=True, **{self.cache_name: cache})
         states: Tensor = out.last_hidden_state
         return states
 
@@ -107,6 +112,7 @@ def load_base_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -
             "run python -m gristmill_worker.prepare"
         ) from error
     attention.register()
+    disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model, ours = _load_model(folder, dtype)
     model.to(device).eval().requires_grad_(False)

@@ -27,8 +27,8 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -
 def pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """(B, V) and (B,) in [0, 1) -> (B,) ids. Never one whose probability is 0."""
     cumulative = probabilities.cumsum(dim=-1)
-    wanted = uniforms[:, None] * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
+    total = cumulative[:, -1:].contiguous()
+    ids = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)[:, 0]
     # Rounding may put the target on the very end of the sum.
-    last = torch.searchsorted(cumulative, cumulative[:, -1:])[:, 0]
+    last = torch.searchsorted(cumulative, total)[:, 0]
     return torch.minimum(ids, last)

@@ -24,6 +24,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     dtype: str
     hugging_face_id: str
+    """What a client gives AutoTokenizer: a repository, or an absolute folder."""
 
 
 def revision_of(folder: Path) -> str:
