@@ -1,7 +1,7 @@
 """Write the generated pages of docs/reference from the code; --check only compares.
 
 limits.md from gristmill_contracts.limits, errors.md from its tree of errors, settings.md from each
-process's settings class. The text is what stands below each name in the code.
+process's settings class, metrics.md from what makes metrics. The text is what stands below each name in the code.
 """
 
 import argparse
@@ -127,7 +127,59 @@ def settings_page() -> str:
     return head + "".join(settings_of(part, name) for part, name in SETTINGS.items())
 
 
-PAGES = {"limits.md": limits_page, "errors.md": errors_page, "settings.md": settings_page}
+# --- metrics -------------------------------------------------------------------------------------
+
+METRIC_PACKAGES = (
+    "gateway/gristmill_gateway",
+    "billing/gristmill_meter",
+    "billing/gristmill_ledger",
+    "worker/gristmill_worker",
+    "cli/gristmill_cli",
+)
+METRIC_KINDS = {"Counter": "counter", "Gauge": "gauge", "_gauge": "gauge", "Histogram": "histogram"}
+
+
+def metrics_in(source: str) -> Iterator[str]:
+    """A row for every call that makes a metric, in order."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+        literals = [
+            item.value
+            for item in node.args[:2]
+            if isinstance(item, ast.Constant) and isinstance(item.value, str)
+        ]
+        if name not in METRIC_KINDS or len(literals) != 2:
+            continue
+        labels = next((ast.literal_eval(a) for a in node.args[2:3] if isinstance(a, ast.List)), [])
+        shown_name = f"{literals[0]}_total" if name == "Counter" else literals[0]
+        listed = ", ".join(f"`{label}`" for label in labels)
+        yield f"| `{shown_name}` | {METRIC_KINDS[name]} | {listed} | {literals[1]} |\n"
+
+
+def metrics_page() -> str:
+    parts = [
+        "# Metrics\n\nEvery process answers `/metrics` in Prometheus' text format. Labels come from "
+        f"configuration alone, never from a session, a user or a request. {NOTE}"
+    ]
+    for folder in METRIC_PACKAGES:
+        paths = sorted((FOLDER.parents[1] / folder).rglob("*.py"))
+        rows = [row for path in paths for row in metrics_in(path.read_text())]
+        if rows:
+            part = folder.rpartition("_")[2]
+            parts.append(f"\n## {part}\n\n{table('name', 'kind', 'labels', 'meaning')}")
+            parts += rows
+    return "".join(parts)
+
+
+PAGES = {
+    "limits.md": limits_page,
+    "errors.md": errors_page,
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+}
 
 
 def main() -> int:
