@@ -1,6 +1,7 @@
 """The S3 wire, through the official client: what the SageMaker SDK calls, and downloads."""
 
 import base64
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,54 +11,32 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from gristmill_contracts import limits
 from gristmill_gateway.s3 import S3Caller, S3Wire
 from gristmill_gateway.s3_request import S3Request
 from gristmill_gateway.s3_store import LocalArtifactStore
+from gristmill_testing.control_app import ACCOUNTS, control_app
 from gristmill_testing.loopback_server import serve
 
-ACCOUNTS = {"acme": "100000000001", "rival": "100000000002"}
 
-
-def s3_app(wire: S3Wire) -> Starlette:
-    """The wire alone; the access key id names the tenant, signatures are not looked at."""
-
-    async def answer(request: Request) -> Response:
-        key_id = request.headers["authorization"].partition("Credential=")[2].partition("/")[0]
-        caller = S3Caller(tenant=key_id, account_id=ACCOUNTS[key_id], region="us-west-2")
-        response = await wire.answer(
-            caller,
-            S3Request(
-                method=request.method,
-                path=request.url.path if "%" not in request.url.path else request.scope["path"],
-                query=dict(request.query_params),
-                headers=dict(request.headers),
-                body=await request.body(),
-            ),
-            "request-1",
-        )
-        if isinstance(response.body, bytes):
-            return Response(response.body, response.status, response.headers)
-        return StreamingResponse(response.body, response.status, response.headers)
-
-    methods = ["GET", "HEAD", "PUT", "POST", "DELETE"]
-    return Starlette(routes=[Route("/{path:path}", answer, methods=methods)])
+@pytest.fixture(name="served", scope="module")
+def served_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    folder = tmp_path_factory.mktemp("s3")
+    with serve(control_app(folder, [])) as url:
+        yield url, folder / "artifacts"
 
 
 @pytest.fixture(name="root")
-def root_fixture(tmp_path: Path) -> Path:
-    return tmp_path / "artifacts"
+def root_fixture(served: tuple[str, Path]) -> Iterator[Path]:
+    """The folder of all artifacts, empty before each test."""
+    yield served[1]
+    shutil.rmtree(served[1], ignore_errors=True)
 
 
 @pytest.fixture(name="url")
-def url_fixture(root: Path) -> Iterator[str]:
-    with serve(s3_app(S3Wire(LocalArtifactStore(root), b"key"))) as url:
-        yield url
+def url_fixture(served: tuple[str, Path], root: Path) -> str:
+    return served[0]
 
 
 def client(url: str, tenant: str = "acme", kind: str = "client") -> Any:
