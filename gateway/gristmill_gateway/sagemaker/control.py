@@ -58,11 +58,6 @@ def _check_request(request: CreateTrainingSession) -> None:
     """What no shape can say. Raises InvalidRequestError; nothing asked for is left out in silence."""
     check_tags(request.tags)
     locations.parse_s3_uri(request.output_config.s3_location.path)
-    if request.vpc_config is not None:
-        raise InvalidRequestError(
-            "VpcConfig names security groups and subnets, and this installation has neither egress profiles "
-            "nor node pools to stand for them; leave VpcConfig out"
-        )
     if request.output_config.s3_location.kms_key_arn is not None:
         raise InvalidRequestError(
             "OutputConfig.S3Location.KmsKeyArn: the account has no encryption keys, and checkpoints would be "

@@ -62,7 +62,9 @@ def build_session(
 ) -> TrainingSession:
     """The resource of a checked request. model, group: plain names. token: makes a resend the same."""
     name = request.training_session_name
-    kept = KeptRequest(ModelConfig=request.model_config_, Tags=request.tags)
+    kept = KeptRequest(
+        ModelConfig=request.model_config_, VpcConfig=request.vpc_config, Tags=request.tags
+    )
     annotations = {
         labels.SESSION_ID: uid,
         labels.CREATED_BY: labels.CREATED_BY_SAGEMAKER,
@@ -152,6 +154,7 @@ def differences(
         ),
         ("RoleArn", applied.spec.role_arn or wanted.spec.role_arn, wanted.spec.role_arn),
         ("Tags", _request_of(applied).get("Tags", []), _request_of(wanted).get("Tags", [])),
+        ("VpcConfig", _request_of(applied).get("VpcConfig"), _request_of(wanted).get("VpcConfig")),
     ]
     return [f"{field} is {has!r}, not {asked!r}" for field, has, asked in pairs if has != asked]
 
@@ -269,6 +272,8 @@ def describe(
         "OutputConfig": {"S3Location": {"Path": path}},
         "Tags": kept.get("Tags", []),
     }
+    if "VpcConfig" in kept:
+        detail["VpcConfig"] = kept["VpcConfig"]
     if spec.role_arn:
         detail["RoleArn"] = spec.role_arn
     if session.status.end_time_us is not None:

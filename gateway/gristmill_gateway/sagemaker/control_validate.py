@@ -62,9 +62,14 @@ class CreateTrainingSession(Request):
 
 
 class KeptRequest(Request):
-    """What a create sent that the resource's spec has no field for."""
+    """What a create sent that the resource's spec has no field for.
+
+    vpc_config: the tenant's egress profiles and node pools by name, for whoever places the session. On
+    one machine there are neither, and it is only told back.
+    """
 
     model_config_: Annotated[ModelConfig, Field(alias="ModelConfig")]
+    vpc_config: VpcConfig | None = None
     tags: Annotated[list[Tag], Field(max_length=50)] | None = None
 
 
