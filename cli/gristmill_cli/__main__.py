@@ -2,7 +2,7 @@
 
 import typer
 
-from gristmill_cli.commands import env, keys, models, up
+from gristmill_cli.commands import env, keys, models, resources, status, up, usage
 
 app = typer.Typer(
     name="gristmill",
@@ -13,6 +13,12 @@ app = typer.Typer(
 )
 app.command()(up.up)
 app.command()(env.env)
+app.command()(resources.apply)
+app.command()(resources.get)
+app.command()(resources.describe)
+app.command()(resources.delete)
+app.command()(usage.usage)
+app.command()(status.status)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 

@@ -165,7 +165,8 @@ def last_words(child: Child) -> str:
         lines = child.program.log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return "it left no log"
-    return " | ".join(_plain(line) for line in lines[-LOG_LINES_SHOWN:]) or "its log is empty"
+    said = dict.fromkeys(_plain(line) for line in lines[-LOG_LINES_SHOWN:])
+    return " | ".join(said) or "its log is empty"
 
 
 def _plain(line: str) -> str:
