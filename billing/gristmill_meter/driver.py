@@ -233,6 +233,7 @@ class Driver:
     async def abandon(self) -> None:
         """Stop at once, as a crash would, and close the files."""
         self.session.draining = True
+        self.session.let_polls_go()
         await self._cancel()
         await self.session.log.close()
 

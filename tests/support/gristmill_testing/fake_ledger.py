@@ -1,6 +1,7 @@
 """A ledger in memory with the semantics that a meter relies on, and switches to make it fail."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gristmill_contracts.errors import ConflictError, FencedError, GristmillError
@@ -32,6 +33,7 @@ class FakeLedger:
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
+    on_checkpoint: Callable[[], None] = lambda: None
     checkpoint_error: GristmillError | None = None
     calls: Counter[str] = field(default_factory=Counter)
 
@@ -72,6 +74,7 @@ class FakeLedger:
 
     async def register_checkpoint(self, request: RegisterCheckpoint) -> Checkpoint:
         self._answer("register_checkpoint")
+        self.on_checkpoint()
         if self.checkpoint_error is not None:
             raise self.checkpoint_error
         if request.id not in self.checkpoints:

@@ -50,10 +50,6 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-async def _at_once(op_id: str, operation: ops.Operation) -> None:
-    return None
-
-
 @dataclass(slots=True)
 class FakeWorker:
     """Implements `gristmill_meter.ports.Worker`.
@@ -72,8 +68,8 @@ class FakeWorker:
     calls: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
     fail: dict[str, list[Problem]] = field(default_factory=dict)
-    before: Callable[[str, ops.Operation], "asyncio.Future[None] | object"] = _at_once
-    after: Callable[[str, ops.Operation], "asyncio.Future[None] | object"] = _at_once
+    before: Callable[[str, ops.Operation], object] = lambda op_id, operation: None
+    after: Callable[[str, ops.Operation], object] = lambda op_id, operation: None
     before_chunk: Callable[[int], object] = lambda number: None
     at_once: int = 0
     at_once_max: int = 0
@@ -81,6 +77,7 @@ class FakeWorker:
     streams_closed: int = 0
     replay_noise: int = 0
     on_replay: Callable[[str], None] = lambda op_id: None
+    on_snapshot: Callable[[], object] = lambda: None
     refuse_snapshots: bool = False
 
     # --- the port --------------------------------------------------------------------------------
@@ -157,7 +154,10 @@ class FakeWorker:
         if self.refuse_snapshots:
             raise NotFoundError("snapshots are refused")
         live = self._live(uid)
+        boot = self.boot
         async with live.lock:
+            await _maybe(self.on_snapshot())
+            self._same_boot(boot)
             self.snapshots[uid] = [*self.snapshots.get(uid, []), live.state][-2:]
             return Snapshotted(applied=live.state.applied, size_bytes=32)
 

@@ -56,6 +56,8 @@ class World:
         self.worker = FakeWorker()
         self.ledger = FakeLedger()
         self.meter: Meter | None = None
+        self.life = 0
+        """Counts starts."""
         self.settings.assignments_dir.mkdir(parents=True, exist_ok=True)
 
     # --- life ------------------------------------------------------------------------------------
@@ -67,7 +69,12 @@ class World:
             settings=self.settings, disk=self.disk, worker=self.worker, ledger=self.ledger
         )
         await self.meter.start()
+        self.life += 1
         return self
+
+    async def next_life(self, life: int) -> None:
+        """Wait for a start after the given one."""
+        await self.until(lambda: self.life > life, f"a start after number {life}")
 
     async def crash(
         self, torn: random.Random | None = None, *, worker: bool = False, process_only: bool = False
