@@ -120,17 +120,18 @@ def live_table(*columns: str) -> Iterator[Any]:
 
 
 def billed(session: str) -> dict[str, Any]:
-    """The session's row of `gristmill usage`; usage reaches the ledger within seconds."""
+    """The session's row of `gristmill usage`, or {} where there is no Gristmill to ask."""
     gristmill = shutil.which("gristmill")
     if gristmill is None:
         return {}
     command = [gristmill, "usage", "--group-by", "session", "--output", "json"]
-    answer = subprocess.run(command, capture_output=True, check=True, text=True)
-    rows = json.loads(answer.stdout)["rows"]
+    answer = subprocess.run(command, capture_output=True, check=False, text=True)
+    rows = json.loads(answer.stdout)["rows"] if answer.returncode == 0 else []
     return next((row for row in rows if row["session_name"] == session), {})
 
 
 def show_bill(session: str, counted: Counter[str], timeout_s: float = 20.0) -> None:
+    """What was counted here beside what the ledger holds, once it has heard of all of it."""
     deadline = time.monotonic() + timeout_s
     row = billed(session)
     while any(row.get(kind) != n for kind, n in counted.items()) and time.monotonic() < deadline:

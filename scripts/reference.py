@@ -1,7 +1,8 @@
 """Write the generated pages of docs/reference from the code; --check only compares.
 
 limits.md from gristmill_contracts.limits, errors.md from its tree of errors, settings.md from each
-process's settings class, metrics.md from what makes metrics. The text is what stands below each name in the code.
+process's settings class, metrics.md from what makes metrics,
+cli.md from the commands. The text is what stands below each name in the code.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
 from pydantic_core import PydanticUndefined
 
 from gristmill_contracts import errors, limits
@@ -174,7 +176,49 @@ def metrics_page() -> str:
     return "".join(parts)
 
 
+# --- command line --------------------------------------------------------------------------------
+
+
+def commands_in(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """(its words, the command) of every command that does something, in order."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield path, command
+        return
+    for name, child in below.items():
+        yield from commands_in(child, f"{path} {name}")
+
+
+def parameter_row(parameter: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in parameter.opts)
+    if parameter.param_type_name == "argument":
+        names = f"`{(parameter.metavar or parameter.name).upper()}`"
+    default = parameter.default
+    if callable(default) or default in (None, "", False) or parameter.required:
+        shown_default = "required" if parameter.required else ""
+    else:
+        shown_default = f"`{getattr(default, 'value', default)}`"
+    text = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "/")
+    return f"| {names} | {shown_default} | {text} |\n"
+
+
+def cli_page() -> str:
+    from gristmill_cli.__main__ import app
+
+    parts = [
+        "# Command line\n\nCommands find a running instance by its data folder: `--data-dir`, else "
+        f"`GRISTMILL_DATA_DIR`, else `~/.gristmill`. {NOTE}"
+    ]
+    for words, command in commands_in(typer.main.get_command(app), "gristmill"):
+        text = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+        rows = [parameter_row(p) for p in command.params if p.name != "help"]
+        parts.append(f"\n## {words}\n\n{text}\n\n{table('option', 'default', 'meaning')}")
+        parts += rows
+    return "".join(parts)
+
+
 PAGES = {
+    "cli.md": cli_page,
     "limits.md": limits_page,
     "errors.md": errors_page,
     "settings.md": settings_page,
