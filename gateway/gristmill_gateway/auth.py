@@ -1,0 +1,73 @@
+"""Identifies callers: SigV4 against the access keys of the store. The only way in."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from gristmill_contracts import limits
+from gristmill_gateway import sigv4
+from gristmill_gateway.accounts import Accounts
+from gristmill_gateway.caller import Caller
+from gristmill_gateway.directory import Directory
+from gristmill_gateway.sigv4 import Claim, SignatureError, SignedRequest
+
+SERVICES = frozenset({"sagemaker", "s3"})
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@lru_cache(maxsize=4096)
+def _signing_key(secret: str, date: str, region: str, service: str) -> bytes:
+    return sigv4.signing_key(secret, date, region, service)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authenticator:
+    """Two steps, so that a caller without a known key cannot make us read a large body."""
+
+    directory: Directory
+    accounts: Accounts
+    clock: Callable[[], datetime] = utc_now
+    clock_skew_s: float = limits.CLOCK_SKEW_S_MAX
+
+    async def admit(self, request: SignedRequest) -> tuple[Claim, str, str]:
+        """The claim, and the secret and tenant of its key. Nothing is proven yet. Raises SignatureError."""
+        claim = sigv4.read_claim(request)
+        sigv4.check_clock(claim, self.clock(), self.clock_skew_s)
+        if claim.service not in SERVICES:
+            raise SignatureError(
+                "scope",
+                f"Credential should be scoped to correct service: 'sagemaker' or 's3', not {claim.service!r}",
+            )
+        if request.value("x-amz-security-token") is not None:
+            raise SignatureError(
+                "unknown_key",
+                "The security token included in the request is invalid: keys here have none; unset "
+                "AWS_SESSION_TOKEN",
+            )
+        key = await asyncio.to_thread(self.directory.access_key, claim.access_key_id)
+        if key is None or key.spec.revoked_us is not None:
+            why = "is not known" if key is None else "was revoked"
+            raise SignatureError(
+                "unknown_key",
+                f"The security token included in the request is invalid: access key "
+                f"{claim.access_key_id!r} {why}; make one with `gristmill keys create`",
+            )
+        return claim, key.spec.secret_access_key, key.spec.tenant
+
+    async def prove(
+        self, request: SignedRequest, claim: Claim, secret: str, tenant: str, body_sha256: str
+    ) -> Caller:
+        """The caller, once the signature is right. Raises SignatureError, UnavailableError."""
+        key = _signing_key(secret, claim.date, claim.region, claim.service)
+        sigv4.check_signature(request, claim, key, body_sha256)
+        return Caller(
+            tenant=tenant,
+            account_id=await self.accounts.account_id(tenant),
+            region=claim.region,
+            invocation_id=request.value("amz-sdk-invocation-id") or "",
+        )

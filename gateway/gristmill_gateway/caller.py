@@ -1,0 +1,19 @@
+"""An authenticated caller."""
+
+from dataclasses import dataclass
+
+from gristmill_gateway.sagemaker.arns import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """region: what the request was signed for. invocation_id: the same in every retry of one call."""
+
+    tenant: str
+    account_id: str
+    region: str
+    invocation_id: str = ""
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.region, self.account_id)

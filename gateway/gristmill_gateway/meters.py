@@ -1,0 +1,80 @@
+"""Talks to the meter of a session, wherever it is now: finds it, and looks again where it has moved."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gristmill_contracts.errors import (
+    FencedError,
+    GristmillError,
+    NotFoundError,
+    UnavailableError,
+)
+from gristmill_contracts.http import OperationView, Refuse, SessionView, Submit, Submitted
+from gristmill_contracts.ids import OpId
+from gristmill_contracts.session import TrainingSession
+from gristmill_gateway.directory import Directory, Endpoint
+from gristmill_gateway.meter_client import MeterAwayError, MeterClient, NotServedError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meters:
+    directory: Directory
+    client: MeterClient
+
+    async def submit(self, session: TrainingSession, message: Submit) -> Submitted:
+        """Raises UnavailableError where the session is not served now, else what the meter reported."""
+        return await self._served(session, lambda at: self.client.submit(at, message))
+
+    async def refuse(self, session: TrainingSession, message: Refuse) -> Submitted:
+        return await self._served(session, lambda at: self.client.refuse(at, message))
+
+    async def poll(self, session: TrainingSession, operation: OpId, wait_s: float) -> OperationView:
+        """Raises NotFoundError only where the session is served and the operation's result is gone."""
+        try:
+            return await self._at(session, lambda at: self.client.poll(at, operation, wait_s))
+        except NotFoundError:
+            # The meter knows no such operation, or no such session yet: its view tells which.
+            await self._served(session, self.client.view)
+            raise
+
+    async def view(self, session: TrainingSession) -> SessionView | None:
+        """What the meter says now; None where there is none or it cannot be reached."""
+        try:
+            return await self._at(session, self.client.view)
+        except GristmillError:
+            return None
+
+    async def endpoint(self, session: TrainingSession, *, fresh: bool = False) -> Endpoint:
+        """Raises MeterAwayError where the session has no meter."""
+        found = await asyncio.to_thread(self.directory.endpoint, session, fresh=fresh)
+        if found is None:
+            raise MeterAwayError(
+                f"session {session.metadata.name} has no meter just now: it is being started or "
+                "recovered; try again"
+            )
+        return found
+
+    async def _served(
+        self, session: TrainingSession, call: Callable[[Endpoint], Awaitable[T]]
+    ) -> T:
+        try:
+            return await self._at(session, call)
+        except NotFoundError as error:
+            raise NotServedError(f"{error.message}; it is being started: try again") from error
+
+    async def _at(self, session: TrainingSession, call: Callable[[Endpoint], Awaitable[T]]) -> T:
+        """Call the meter; where another attempt serves by now, look it up and call that one."""
+        try:
+            return await call(await self.endpoint(session))
+        except FencedError:
+            fresh = await self.endpoint(session, fresh=True)
+        try:
+            return await call(fresh)
+        except FencedError as error:
+            raise UnavailableError(
+                f"session {session.metadata.name} is moving to another attempt; try again"
+            ) from error
