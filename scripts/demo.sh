@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The whole of Gristmill on this machine: a real small model, fine-tuned by the official SageMaker SDK, and its bill.
-# Downloads (setup, weights) and work (everything else) are timed apart. DEMO_DIR keeps what it made.
+# Downloads (setup, weights) and work (everything else) are timed apart. DEMO_DIR (demo-data)
+# keeps what it made: the prepared model, the sessions, the books.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,8 +19,9 @@ downloads_s=$((SECONDS - started))
 started=$SECONDS
 
 mkdir -p "$demo_dir"
-data_dir=$(mktemp -d "$demo_dir/run-XXXXXX")
-export GRISTMILL_DATA_DIR=$PWD/$data_dir HF_HUB_OFFLINE=1
+data_dir=$(cd "$demo_dir" && pwd)
+log=$data_dir/up.log
+export GRISTMILL_DATA_DIR=$data_dir HF_HUB_OFFLINE=1
 port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 
 up=
@@ -31,17 +33,18 @@ stop_up() {
 }
 trap stop_up EXIT
 
+rm -f "$log"
 headline "Starting: gristmill up --model $model --data-dir $data_dir --port $port"
 set -m  # its own process group, so that Ctrl-C reaches it once, through this script
-gristmill up --data-dir "$data_dir" --port "$port" --model "$model" > "$data_dir/up.log" 2>&1 &
+gristmill up --data-dir "$data_dir" --port "$port" --model "$model" > "$log" 2>&1 &
 up=$!
 set +m
-for _ in $(seq 240); do
-  if python scripts/ready.py "http://127.0.0.1:$port/readyz"; then ready=yes; break; fi
-  kill -0 "$up" 2>/dev/null || { cat "$data_dir/up.log"; echo "gristmill up ended"; exit 1; }
-  sleep 0.5
+until grep -qs "Gristmill is ready" "$log"; do
+  kill -0 "$up" 2>/dev/null || { cat "$log"; echo "gristmill up ended"; exit 1; }
+  [ $((SECONDS - started)) -lt 180 ] || { cat "$log"; echo "not ready in 180 s"; exit 1; }
+  sleep 0.2
 done
-[ "${ready:-}" = yes ] || { cat "$data_dir/up.log"; echo "gristmill up was not ready in 120 s"; exit 1; }
+cat "$log"
 eval "$(gristmill env)"
 echo "ready after $((SECONDS - started)) s"
 
@@ -61,4 +64,4 @@ stop_up
 work_s=$((SECONDS - started))
 headline "Done: downloads and set-up took $downloads_s s, work took $work_s s"
 echo "Curves: $data_dir/sft.png and $data_dir/rl.png"
-echo "Keep it running yourself: gristmill up --data-dir $data_dir, and in another shell: eval \"\$(gristmill env --data-dir $data_dir)\""
+echo "To go on with it: $venv/bin/gristmill up --data-dir $demo_dir"

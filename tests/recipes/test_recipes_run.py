@@ -1,0 +1,76 @@
+"""Every recipe as its users run it, on a tiny model: it ends well, and its count is the ledger's."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from gristmill_testing.instance import RunningGristmill, running_gristmill
+from gristmill_testing.recipe import run_recipe
+from gristmill_testing.tiny_models import build_tiny_llama
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGristmill]:
+    model = build_tiny_llama(tmp_path_factory.mktemp("model"))
+    with running_gristmill(tmp_path_factory.mktemp("gm"), model=model) as instance:
+        yield instance
+
+
+@pytest.fixture
+def environment(instance: RunningGristmill) -> dict[str, str]:
+    return {**instance.environment, "GRISTMILL_DATA_DIR": str(instance.data_dir)}
+
+
+def expect_bill(instance: RunningGristmill, session: str, counted: Mapping[str, int]) -> None:
+    """The recipe waited for the ledger before it printed its bill: no waiting here."""
+    billed = instance.usage_by_api(session)
+    assert {name: counted.get(name, 0) for name in billed} == billed
+    assert sum(billed.values()) > 0
+
+
+def test_sft(instance: RunningGristmill, environment: dict[str, str], tmp_path: Path) -> None:
+    summary, shown = run_recipe("sft", environment, tmp_path, "--steps", "12", "--rank", "4")
+    assert len(summary["loss"]) == 12
+    assert summary["held_out"][1] < summary["held_out"][0]
+    expect_bill(instance, summary["session"], summary["tokens"])
+    assert f"{summary['tokens']['train']:,}" in shown
+    assert "cost" in shown
+    assert ":model-package/" in summary["model_package"]
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo"])
+def test_rl_and_the_evaluation_of_what_it_made(
+    instance: RunningGristmill, environment: dict[str, str], tmp_path: Path, loss: str
+) -> None:
+    arguments = ["--iterations", "2", "--prompts", "2", "--group", "4", "--rank", "4"]
+    summary, _ = run_recipe("rl", environment, tmp_path, "--loss", loss, *arguments)
+    assert len(summary["rewards"]) == 2
+    assert all(0 <= reward <= 1 for reward in summary["rewards"])
+    expect_bill(instance, summary["session"], summary["tokens"])
+    assert summary["tokens"]["cached_prefill"] == 3 * summary["tokens"]["prefill"]
+
+    package = ["--model-package", summary["model_package"]]
+    found, _ = run_recipe("evaluate", environment, tmp_path, "--samples", "2", *package)
+    assert [policy["policy"] for policy in found] == ["base", "checkpoint"]
+    for policy in found:
+        assert {way: len(rewards) for way, rewards in policy["rewards"].items()} == {
+            "tokens": 6,
+            "chat": 6,
+        }
+        # The same seed, prompt and parameters: both ways draw the same answers.
+        assert policy["rewards"]["tokens"] == policy["rewards"]["chat"]
+        expect_bill(instance, policy["session"], policy["tokens"])
+
+
+def test_resume(instance: RunningGristmill, environment: dict[str, str], tmp_path: Path) -> None:
+    summary, shown = run_recipe("resume", environment, tmp_path, "--steps", "3")
+    losses = summary["losses"]
+    assert losses["resumed"] == losses["uninterrupted"]
+    assert losses["weights alone"] != losses["uninterrupted"]
+    assert "to the last bit: True" in " ".join(shown.split())
+    assert len(summary["sessions"]) == 3
+    for session, counted in summary["sessions"].items():
+        expect_bill(instance, session, counted)
