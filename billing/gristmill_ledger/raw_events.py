@@ -8,16 +8,18 @@ from gristmill_ledger import schema
 
 
 def events_page(
-    connection: Connection, *, session: str, after: int, limit: int
+    connection: Connection, *, session: str, tenant: str | None, after: int, limit: int
 ) -> dict[str, Any]:  # Any: {"events": [column -> value], "next_after": seq or None}
-    """Rows of a session behind its tenant's `seq` number `after`, in that order."""
+    """Rows of a session behind its tenant's `seq` number `after`, in that order.
+
+    A session belongs to one tenant. Where events say otherwise, name the tenant to page exactly.
+    """
     table = schema.usage_event
-    rows = connection.execute(
-        select(table)
-        .where(table.c.session == session, table.c.seq > after)
-        .order_by(table.c.seq)
-        .limit(limit + 1)
-    ).all()
+    query = select(table).where(table.c.session == session, table.c.seq > after)
+    if tenant is not None:
+        query = query.where(table.c.tenant == tenant)
+    query = query.order_by(table.c.seq, table.c.tenant)
+    rows = connection.execute(query.limit(limit + 1)).all()
     events = [_plain(dict(row._mapping)) for row in rows[:limit]]
     return {
         "events": events,

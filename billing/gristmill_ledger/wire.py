@@ -16,15 +16,15 @@ Message = TypeVar("Message")
 JSON_TYPE: Final = "application/json"
 
 
-async def read_message(request: Request, kind: type[Message]) -> Message:
+async def read_message(
+    request: Request, kind: type[Message], *, bytes_max: int = limits.CONTROL_BODY_BYTES_MAX
+) -> Message:
     """Decode the body. Raises TooLargeError or InvalidRequestError."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > limits.CONTROL_BODY_BYTES_MAX:
-            raise TooLargeError(
-                f"the body is over {limits.CONTROL_BODY_BYTES_MAX} bytes; send smaller batches"
-            )
+        if len(body) > bytes_max:
+            raise TooLargeError(f"the body is over {bytes_max} bytes; send less at once")
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

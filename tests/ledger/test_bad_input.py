@@ -131,8 +131,15 @@ async def test_too_many_events_are_refused(client: LedgerClient) -> None:
 
 async def test_too_large_a_body_is_refused(client: LedgerClient) -> None:
     body = b"\0" * (limits.CONTROL_BODY_BYTES_MAX + 1)
-    status, problem = await refused(client, "POST", "/v1/usage/batches", body)
+    status, problem = await refused(client, "POST", "/v1/checkpoints", body)
     assert (status, problem.code) == (413, "too_large")
+
+
+async def test_a_full_batch_of_the_longest_names_is_not_too_large(client: LedgerClient) -> None:
+    name = "m" * limits.LEDGER_TEXT_CHARS_MAX
+    last = 1 + limits.BATCH_EVENTS_MAX
+    events = [make_event(n, model=name, project=name) for n in range(2, last + 1)]
+    assert (await client.post("p", events)).acked_seq == last
 
 
 async def test_a_gap_answers_409_and_the_expected_number(client: LedgerClient) -> None:

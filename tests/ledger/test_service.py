@@ -88,7 +88,7 @@ async def walk_every_route(client: LedgerClient) -> None:
     assert (row["session_name"], row["total"], row["cost_pico"]) == ("first", 70, 140)
     page = await client.ask(dict, "GET", "/v1/events", session="s-1", limit=1)
     assert ([event["seq"] for event in page["events"]], page["next_after"]) == ([1], 1)
-    page = await client.ask(dict, "GET", "/v1/events", session="s-1", after=1)
+    page = await client.ask(dict, "GET", "/v1/events", session="s-1", tenant="acme", after=1)
     assert ([event["number"] for event in page["events"]], page["next_after"]) == ([2], None)
     group = CreateGroup(tenant=TenantName("acme"), name="g", description="kept")
     await client.ask(CheckpointGroup, "POST", "/v1/checkpoint-groups", group)

@@ -37,7 +37,8 @@ async def register(request: Request) -> Response:
 @router.post("/v1/usage/batches")
 async def receive(request: Request) -> Response:
     ledger: Ledger = request.app.state.ledger
-    batch = await read_message(request, UsageBatch)
+    # Wide, for a full batch of long names must pass: what was released is never refused.
+    batch = await read_message(request, UsageBatch, bytes_max=limits.REQUEST_BODY_BYTES_MAX)
     if len(batch.events) > limits.BATCH_EVENTS_MAX:
         raise TooLargeError(
             f"the batch holds {len(batch.events)} events; send at most {limits.BATCH_EVENTS_MAX}"

@@ -27,14 +27,16 @@ async def usage(request: Request) -> Response:
 @router.get("/v1/events")
 async def events(request: Request) -> Response:
     ledger: Ledger = request.app.state.ledger
-    given = read_parameters(request, ("session", "after", "limit"))
+    given = read_parameters(request, ("session", "tenant", "after", "limit"))
     if "session" not in given:
         raise InvalidRequestError("parameter 'session' is missing; events are listed by session")
     after = _number("after", given.get("after", "0"))
     limit = page_limit(given.get("limit"), default=1000, most=limits.USAGE_PAGE_MAX)
     return answer(
         await ledger.database.read(
-            lambda c: events_page(c, session=given["session"], after=after, limit=limit)
+            lambda c: events_page(
+                c, session=given["session"], tenant=given.get("tenant"), after=after, limit=limit
+            )
         )
     )
 
