@@ -16,6 +16,8 @@ from gristmill_worker.settings import WorkerSettings, describe_settings, unknown
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 START_FAILED: Final = 3
+KEEP_ALIVE_S: Final = 75
+"""Longer than the meter's own idle limit: it closes its connections, never we while it sends."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,6 +56,7 @@ def _serve(settings: WorkerSettings) -> int:
         make_app(engine),
         log_config=None,
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.shutdown_s,
     )
     # uvicorn repeats the signal after its clean stop, which would end us as killed.
