@@ -25,12 +25,12 @@ from urllib.parse import urlsplit
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from gristmill_testing.instance import running_gristmill
-from gristmill_testing.tiny_models import build_tiny_llama
 
 from gristmill_contracts.operations import Datum, Forward, tensor
 from gristmill_testing.bare_worker import BareWorker
+from gristmill_testing.instance import running_gristmill
 from gristmill_testing.raw_wire import create_session, datum, forward, raw_clients
+from gristmill_testing.tiny_models import build_tiny_llama
 
 TOKENS = [7, 11]
 WARM_UP = 20
