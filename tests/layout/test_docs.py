@@ -65,7 +65,7 @@ def test_make_commands_in_the_docs_exist(page: Path) -> None:
 def claims() -> list[str]:
     """Rows of README's table of claims."""
     section = README.read_text().partition("## What is claimed, and where it is shown")[2]
-    rows = re.findall(r"^\| *(?!claim|-)(.+)\|$", section.partition("\n## ")[0], re.MULTILINE)
+    rows = re.findall(r"^\|(?! claim \||-)(.+)\|$", section.partition("\n## ")[0], re.MULTILINE)
     return [str(row) for row in rows]
 
 
@@ -91,3 +91,11 @@ def test_the_generated_pages_are_current() -> None:
         check=False,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_the_page_of_the_wire_names_every_operation_that_is_answered() -> None:
+    from gristmill_gateway import s3
+    from gristmill_gateway.sagemaker.control_operations import OPERATIONS
+
+    page = (ROOT / "docs/reference/sagemaker-wire.md").read_text()
+    assert {name for name in [*OPERATIONS, *s3._HANDLERS] if f"`{name}`" not in page} == set()
