@@ -19,6 +19,7 @@ app.command()(resources.describe)
 app.command()(resources.delete)
 app.command()(usage.usage)
 app.command()(status.status)
+app.command("doctor", hidden=True)(status.status)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import yaml
 
+from gristmill_cli.local.layout import DATA_DIR_VARIABLE
 from gristmill_contracts.session import AccessKey, Tenant
 
 REGION: Final = "us-west-2"
@@ -22,19 +23,27 @@ def role_arn(tenant: Tenant) -> str:
 
 
 def user_config(tenant: Tenant) -> str:
-    """The SDK's configuration file: it keeps the SDK from asking AWS for an account."""
+    """The SDK's configuration file: it keeps the SDK from asking AWS for an account, or telling it
+    what is used."""
     return yaml.safe_dump(
         {
             "SchemaVersion": "1.0",
             "SageMaker": {
-                "PythonSDK": {"Modules": {"Session": {"DefaultS3Bucket": default_bucket(tenant)}}}
+                "PythonSDK": {
+                    "Modules": {
+                        "TelemetryOptOut": True,
+                        "Session": {"DefaultS3Bucket": default_bucket(tenant)},
+                    }
+                }
             },
         },
         sort_keys=False,
     )
 
 
-def sdk_environment(url: str, tenant: Tenant, key: AccessKey, config: Path) -> dict[str, str]:
+def sdk_environment(
+    url: str, tenant: Tenant, key: AccessKey, *, config: Path, data_dir: Path
+) -> dict[str, str]:
     """Variables by name."""
     return {
         "AWS_ACCESS_KEY_ID": key.spec.access_key_id,
@@ -47,9 +56,10 @@ def sdk_environment(url: str, tenant: Tenant, key: AccessKey, config: Path) -> d
         "AWS_ENDPOINT_URL_S3": url,
         "SAGEMAKER_USER_CONFIG_OVERRIDE": str(config),
         "SAGEMAKER_ROLE_ARN": role_arn(tenant),
-        # No machine role is to be looked for, and no usage is to be told to AWS.
+        # No machine role is to be looked for: there is none here.
         "AWS_EC2_METADATA_DISABLED": "true",
-        "SAGEMAKER_TELEMETRY_OPT_OUT": "true",
+        # So that further commands find this instance.
+        DATA_DIR_VARIABLE: str(data_dir),
     }
 
 

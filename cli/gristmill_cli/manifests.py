@@ -7,6 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from gristmill_cli.errors import CommandError
+from gristmill_contracts import labels
 from gristmill_contracts.errors import ConflictError, NotFoundError
 from gristmill_contracts.session import (
     GROUP_VERSION,
@@ -133,6 +134,11 @@ def merge(
 
 def check_change(known: TrainingSession, wanted: TrainingSession) -> None:
     """What a session is made of stays; a stop is for good; a limit only grows."""
+    minted = known.metadata.annotations.get(labels.SESSION_ID)
+    if minted and wanted.metadata.annotations.get(labels.SESSION_ID, minted) != minted:
+        raise CommandError(
+            f"{label(known)}: annotation {labels.SESSION_ID} is {minted!r} for good; leave it out"
+        )
     for name in IMMUTABLE:
         before, after = getattr(known.spec, name), getattr(wanted.spec, name)
         if before != after:

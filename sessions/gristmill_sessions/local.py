@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gristmill_contracts.errors import ConflictError, NotFoundError
+from gristmill_contracts.errors import ConflictError, NotFoundError, UnavailableError
 from gristmill_contracts.session import Metadata, Resource
 from gristmill_contracts.units import now_us
 
@@ -69,17 +69,24 @@ class LocalStore:
             return stored
 
     def get(self, kind: type[R], namespace: str, name: str) -> R:
-        found = self._row(self._database(), kind, namespace, name)
+        with self._reporting():
+            found = self._row(self._database(), kind, namespace, name)
         if found is None:
             raise _missing(kind, namespace, name)
         return found
 
     def list(self, kind: type[R], namespace: str | None = None) -> list[R]:
         """All of a kind, in creation order; `namespace=None` = every namespace."""
-        rows = self._database().execute(
-            "SELECT body FROM objects WHERE kind = ?1 AND (?2 IS NULL OR namespace = ?2) ORDER BY created",
-            (_kind_name(kind), namespace),
-        )
+        with self._reporting():
+            rows = (
+                self._database()
+                .execute(
+                    "SELECT body FROM objects WHERE kind = ?1 AND (?2 IS NULL OR namespace = ?2) "
+                    "ORDER BY created",
+                    (_kind_name(kind), namespace),
+                )
+                .fetchall()
+            )
         return [kind.model_validate_json(body) for (body,) in rows]
 
     def update(self, resource: R) -> R:
@@ -123,7 +130,8 @@ class LocalStore:
                 self._write(database, current.model_copy(update={"metadata": meta}))
 
     def revision(self) -> int:
-        row = self._database().execute("SELECT value FROM revision").fetchone()
+        with self._reporting():
+            row = self._database().execute("SELECT value FROM revision").fetchone()
         return int(row[0])
 
     def _current(self, database: sqlite3.Connection, resource: R) -> R:
@@ -167,16 +175,26 @@ class LocalStore:
     @contextlib.contextmanager
     def _change(self) -> Iterator[tuple[sqlite3.Connection, int]]:
         """One write transaction; the revision it will have is handed out."""
-        database = self._database()
-        database.execute("BEGIN IMMEDIATE")
+        with self._reporting():
+            database = self._database()
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                database.execute("UPDATE revision SET value = value + 1")
+                revision = int(database.execute("SELECT value FROM revision").fetchone()[0])
+                yield database, revision
+                database.execute("COMMIT")
+            except BaseException:
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Locked for too long, no space, a damaged file: an error of ours that says which file."""
         try:
-            database.execute("UPDATE revision SET value = value + 1")
-            revision = int(database.execute("SELECT value FROM revision").fetchone()[0])
-            yield database, revision
-        except BaseException:
-            database.execute("ROLLBACK")
-            raise
-        database.execute("COMMIT")
+            yield
+        except sqlite3.Error as error:
+            raise UnavailableError(f"the store {self._path} cannot be used: {error}") from error
 
     def _database(self) -> sqlite3.Connection:
         """This thread's connection: sqlite3 objects must not cross threads."""
@@ -191,13 +209,19 @@ class LocalStore:
 
 
 def open_local_store(path: Path | str) -> LocalStore:
-    """Open or create the store. Only the owner may read the file: it holds access keys."""
+    """Open or create the store. Only the owner may read the file: it holds access keys.
+
+    Raises UnavailableError if the file cannot be made, read or written.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as database:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.executescript(SCHEMA)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.executescript(SCHEMA)
+    except (OSError, sqlite3.Error) as error:
+        raise UnavailableError(f"the store {path} cannot be opened: {error}") from error
     return LocalStore(path)
 
 

@@ -13,7 +13,7 @@ R = TypeVar("R", bound=Resource)
 class ResourceStore(Protocol):
     """Optimistic concurrency by `metadata.resource_version`; every change moves it.
 
-    Errors: NotFoundError, ConflictError (exists already; stale resource_version).
+    Errors: NotFoundError, ConflictError (exists already; stale resource_version), UnavailableError.
     Calls block for milliseconds at most; async callers wrap them in `asyncio.to_thread`.
     """
 

@@ -39,7 +39,7 @@ def env(
         )
     config = layout.user_config(tenant)
     write_private(config, user_config(owner).encode())
-    environment = sdk_environment(instance.url, owner, key, config)
+    environment = sdk_environment(instance.url, owner, key, config=config, data_dir=layout.root)
     if output is Output.TABLE:
         typer.echo(shell_lines(environment))
     else:

@@ -22,6 +22,8 @@ PR_SET_PDEATHSIG: Final = 1
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_LAST_S: Final = 15.0
 READY_POLL_S: Final = 0.05
+NOT_STARTED: Final = 127
+"""Exit code of a program that could not be started, as a shell gives it."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -57,13 +59,7 @@ class Child:
 
     async def _keep_running(self) -> None:
         while not self.stopping:
-            await self._spawn()
-            process = self._process
-            if process is None:
-                return
-            probe = asyncio.create_task(self._watch_ready(process))
-            code = await process.wait()
-            probe.cancel()
+            code = await self._run_once()
             was_ready, self.pid, self.ready, self.exit_code = self.ready, None, False, code
             if self.stopping:
                 break
@@ -80,7 +76,23 @@ class Child:
                 await asyncio.wait_for(self._gone.wait(), pause_s)
         self.on_change()
 
-    async def _spawn(self) -> None:
+    async def _run_once(self) -> int:
+        """Start it and wait for its end. Returns its exit code; -signal if one ended it."""
+        try:
+            process = self._process = await self._spawn()
+        except OSError as error:
+            # No memory, no process or no file left just now.
+            logger.warning(
+                "child_not_started", extra={"child": self.program.name, "error": str(error)}
+            )
+            return NOT_STARTED
+        probe = asyncio.create_task(self._watch_ready(process))
+        try:
+            return await process.wait()
+        finally:
+            probe.cancel()
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
         parent = os.getpid()
 
         def tie_to_parent() -> None:
@@ -89,7 +101,7 @@ class Child:
                 os._exit(1)
 
         with self.program.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 self.program.module,
@@ -101,9 +113,10 @@ class Child:
                 start_new_session=True,
                 preexec_fn=tie_to_parent,
             )
-        self.pid, self.started_us = self._process.pid, time.time_ns() // 1000
+        self.pid, self.started_us = process.pid, time.time_ns() // 1000
         logger.info("child_started", extra={"child": self.program.name, "pid": self.pid})
         self.on_change()
+        return process
 
     async def _watch_ready(self, process: asyncio.subprocess.Process) -> None:
         async with probe_client(self.program) as client:

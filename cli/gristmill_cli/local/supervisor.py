@@ -118,7 +118,12 @@ class Supervisor:
         reconciler = Reconciler(hands=hands)
         while not self.stopping:
             self.wake.clear()
-            pause_s = await self._pass(reconciler)
+            try:
+                pause_s = await self._pass(reconciler)
+            except (GristmillError, OSError) as error:
+                # The store is locked or full: what runs goes on, the next pass tries again.
+                logger.warning("pass_failed", extra={"error": str(error)})
+                pause_s = TICK_S
             self._show_processes()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wake.wait(), pause_s)
@@ -228,9 +233,10 @@ class Supervisor:
     # --- what wakes the loop ---------------------------------------------------------------------
 
     async def _watch_store(self) -> None:
-        seen = -1
+        seen = revision = -1
         while True:
-            revision = self.store.revision()
+            with contextlib.suppress(UnavailableError):
+                revision = self.store.revision()
             if revision != seen:
                 seen = revision
                 self.wake.set()

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 
 from gristmill_cli.local.instance import find_instance
 from gristmill_cli.local.layout import Layout
-
 from gristmill_testing.books import Books
 
 START_S: Final = 90.0
