@@ -219,7 +219,8 @@ def result_room_bytes(operation: Operation, context_length: int) -> int:
 
 def resolve_adapter(state: SessionState, operation: Operation) -> Operation:
     """Bind a sample that names no checkpoint to the session's default (None = the base model)."""
-    if not isinstance(operation, Sample | ComputeLogprobs) or operation.adapter is not None:
+    unbound = isinstance(operation, Sample | ComputeLogprobs) and operation.adapter is None
+    if not unbound or state.default_adapter is None:
         return operation
     return msgspec.structs.replace(operation, adapter=state.default_adapter)
 
