@@ -1,0 +1,183 @@
+"""Usage reaches the ledger in order and once, whatever happens to the way there."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import FencedError, LogFullError, LogLostError, VolumeFailedError
+from gristmill_contracts.usage import Counts
+from gristmill_testing.fake_disk import FakeDisk
+from gristmill_testing.meter_world import UID, World, forward_backward, sample
+
+
+async def test_a_ledger_that_was_away_gets_everything_once_and_in_order(world: World) -> None:
+    world.ledger.away = True
+    for number in range(1, 21):
+        assert (await world.train(number, forward_backward(3, number))).state == "Completed"
+    await world.crash()
+    assert world.ledger.events == []
+    world.ledger.away = False
+    await world.settled()
+    assert [event.producer_seq for event in world.ledger.events] == list(range(1, 21))
+    assert [event.number for event in world.ledger.events] == list(range(1, 21))
+    assert world.ledger.billed() == Counts(train=60)
+
+
+async def test_an_answer_that_was_lost_stores_nothing_twice(world: World) -> None:
+    world.ledger.lose_answers = 3
+    for number in range(1, 6):
+        await world.train(number, forward_backward())
+    await world.settled()
+    assert [event.number for event in world.ledger.events] == [1, 2, 3, 4, 5]
+    assert world.ledger.calls["post_batch"] >= 4
+
+
+async def test_nothing_is_posted_before_it_is_durable(world: World) -> None:
+    await world.train(1, forward_backward())
+    await world.settled()
+    world.disk.hook = lambda verb, path, content: (
+        world.disk.freeze() if verb == "fsync" and path.endswith(".seg") else None
+    )
+    with pytest.raises(VolumeFailedError):
+        await world.train(2, forward_backward())
+    await world.crash()
+    await world.settled()
+    assert [event.number for event in world.ledger.events] == [1]
+
+
+async def test_batches_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BATCH_EVENTS_MAX", 4)
+    world.ledger.away = True
+    for number in range(1, 11):
+        await world.train(number, forward_backward())
+    world.ledger.away = False
+    before = world.ledger.calls["post_batch"]
+    await world.settled()
+    assert len(world.ledger.events) == 10
+    assert world.ledger.calls["post_batch"] - before >= 3
+
+
+async def test_a_ledger_restored_from_a_backup_gets_what_it_lost(world: World) -> None:
+    for number in range(1, 9):
+        await world.train(number, forward_backward())
+    await world.settled()
+    del world.ledger.events[3:]
+    world.ledger.cursors[UID] = 3
+    await world.train(9, forward_backward())
+    await world.settled()
+    assert [event.number for event in world.ledger.events] == list(range(1, 10))
+
+
+async def test_a_ledger_that_is_ahead_of_our_cursor_is_believed(world: World) -> None:
+    world.ledger.away = True
+    await world.train(1, forward_backward())
+    await world.train(2, forward_backward())
+    world.ledger.away = False
+    await world.settled()
+    await world.crash()
+    await world.settled()
+    assert world.session.acked_seq == 2
+    assert len(world.ledger.events) == 2
+
+
+async def test_a_log_older_than_the_ledger_knows_accepts_nothing(world: World) -> None:
+    for number in (1, 2):
+        await world.train(number, forward_backward())
+    await world.settled()
+    await world.power_off()
+    world.disk = FakeDisk()
+    await world.start()
+    await world.until(lambda: world.session.broken is not None, "the loss was noticed")
+    with pytest.raises(LogLostError, match="up to 2"):
+        await world.submit(1, forward_backward())
+    view = world.session.view()
+    assert view.state == "Failed"
+    assert view.error is not None
+    assert view.error.code == "log_lost"
+
+
+async def test_a_fenced_attempt_stops(world: World) -> None:
+    world.ledger.attempts[UID] = 2
+    await world.crash()
+    await world.until(lambda: world.session.broken is not None, "the fence was noticed")
+    with pytest.raises(FencedError):
+        await world.submit(1, forward_backward())
+
+
+async def test_a_new_attempt_takes_over_and_registers(world: World) -> None:
+    await world.train(1, forward_backward())
+    world.assign(attempt=2, secret="other")
+    await world.until(lambda: world.ledger.attempts.get(UID) == 2, "registered again")
+    await world.train(2, forward_backward())
+    await world.settled()
+    assert [event.attempt for event in world.ledger.events] == [1, 2]
+
+
+async def test_heartbeats_tell_the_state_and_both_cursors(world: World) -> None:
+    await world.train(1, forward_backward(4))
+    await world.settled()
+    await world.until(lambda: world.ledger.heartbeats[UID].acked_seq == 1, "the cursor was told")
+    beat = world.ledger.heartbeats[UID]
+    assert (beat.view.state, beat.head_seq, beat.worker_ready) == ("Serving", 1, True)
+    assert beat.view.counts == Counts(train=4)
+    assert beat.tenant == "acme"
+
+
+async def test_a_full_volume_refuses_new_work_and_finishes_the_old(
+    make_world: Callable[..., World],
+) -> None:
+    world = await make_world(log_free_bytes_min=1000).start()
+    gate = asyncio.Event()
+    world.worker.before = lambda op_id, operation: gate.wait()
+    await world.submit(1, forward_backward(5))
+    number = (await world.submit(None, sample())).number
+    world.disk.free = 20_000
+    with pytest.raises(LogFullError, match="20000 bytes"):
+        await world.submit(2, forward_backward())
+    with pytest.raises(LogFullError):
+        await world.submit(None, sample())
+    assert (await world.submit(1, forward_backward(5))).duplicate
+    gate.set()
+    assert (await world.poll("train", 1)).state == "Completed"
+    assert (await world.poll("log", number)).state == "Completed"
+    await world.settled()
+    assert world.ledger.billed() == Counts(train=5, prefill=6, sample=8)
+    world.disk.free = 10**9
+    assert (await world.train(2, forward_backward())).state == "Completed"
+
+
+async def test_a_volume_that_fills_up_under_a_result_keeps_it_until_there_is_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_meter.log.FULL_RETRY_S", 0.01)
+    gate = asyncio.Event()
+    world.worker.before = lambda op_id, operation: gate.wait()
+    await world.submit(1, forward_backward(5))
+    world.disk.free = 0
+    gate.set()
+    await world.until(lambda: world.session.log.full, "the volume was found full")
+    assert (await world.poll("train", 1, wait_s=0.02)).state == "InProgress"
+    world.disk.free = 10**9
+    assert (await world.poll("train", 1)).state == "Completed"
+
+
+async def test_a_failing_fsync_releases_nothing_and_a_second_one_stops_the_meter(
+    world: World,
+) -> None:
+    await world.train(1, forward_backward())
+    world.disk.fail_fsyncs = 1
+    assert (await world.train(2, forward_backward())).state == "Completed"
+    world.disk.fail_fsyncs = 10**6
+    with pytest.raises(VolumeFailedError):
+        await world.submit(3, forward_backward())
+    with pytest.raises(VolumeFailedError):
+        await world.poll("train", 1)
+    assert world.meter is not None
+    assert world.meter.volume_failed
+    assert world.session.view().state == "Failed"
+    await world.crash()
+    assert (await world.train(3, forward_backward())).state == "Completed"
+    await world.settled()
+    assert [event.number for event in world.ledger.events] == [1, 2, 3]
