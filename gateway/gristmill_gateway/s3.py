@@ -5,6 +5,7 @@ own tenant's; those of others do not exist here.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -19,6 +20,8 @@ from gristmill_gateway.s3_listing import Page, make_page
 from gristmill_gateway.s3_request import S3Request
 from gristmill_gateway.s3_store import ArtifactStore, ObjectInfo
 from gristmill_gateway.sagemaker import control_pages
+
+logger = logging.getLogger(__name__)
 
 HTTP_OK: Final = 200
 
@@ -140,6 +143,8 @@ class S3Wire:
         s3_request.check_digest(request.headers, request.body)
         keys, quiet = _read_delete(request.body)
         await asyncio.to_thread(self._delete_all, caller.tenant, request.bucket, keys)
+        extra = {"tenant": caller.tenant, "bucket": request.bucket, "count": len(keys)}
+        logger.info("objects_deleted", extra=extra)
         deleted: list[tuple[str, object]] = [("Deleted", [("Key", key)]) for key in keys]
         return _xml("DeleteResult", [] if quiet else deleted)
 

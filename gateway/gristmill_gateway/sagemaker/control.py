@@ -1,6 +1,7 @@
 """Answers the training session operations. Decides in `control_session`, does here."""
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -30,6 +31,8 @@ from gristmill_gateway.sagemaker.registry_calls import ensure_group, require_gro
 from gristmill_sessions.identity import session_name, session_uid
 
 Body = dict[str, Any]  # Any: JSON
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """How often a held create looks whether the store changed: one read of a number."""
@@ -100,14 +103,18 @@ async def _create_or_attach(
     existing = control_session.find_session(await _list(context, caller.tenant), name)
     if existing is None:
         try:
-            return await asyncio.to_thread(context.store.create, wanted)
+            created = await asyncio.to_thread(context.store.create, wanted)
         except ConflictError:
             # Somebody else was faster: judge against what they made.
             existing = control_session.find_session(await _list(context, caller.tenant), name)
             if existing is None:
                 raise
+        else:
+            logger.info("session_created", extra=_extra(created))
+            return created
     view = await context.session_view(existing)
     control_session.check_attach(existing, wanted, caller.scope.account_id, bucket, view)
+    logger.info("session_attached", extra=_extra(existing))
     return existing
 
 
@@ -195,6 +202,7 @@ async def stop_training_session(context: Context, caller: Caller, body: Body) ->
             await asyncio.to_thread(context.store.update, session.model_copy(update={"spec": spec}))
         except ConflictError:
             continue
+        logger.info("session_stop_requested", extra=_extra(session))
         return {}
     raise UnavailableError(
         f"training session {name} is changing too fast to be stopped now; try again"
@@ -214,7 +222,16 @@ async def delete_training_session(context: Context, caller: Caller, body: Body) 
             )
         except NotFoundError:
             return {}
+        logger.info("session_delete_requested", extra=_extra(session))
     return {}
+
+
+def _extra(session: TrainingSession) -> dict[str, str]:
+    return {
+        "tenant": session.metadata.namespace,
+        "session": session_name(session),
+        "session_uid": session_uid(session),
+    }
 
 
 # --- store ---------------------------------------------------------------------------------------

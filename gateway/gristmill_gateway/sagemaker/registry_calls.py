@@ -1,5 +1,6 @@
 """Answers the model registry operations from the ledger."""
 
+import logging
 from typing import Any
 
 from gristmill_contracts import limits
@@ -18,6 +19,8 @@ from gristmill_gateway.sagemaker.registry_validate import (
 )
 
 Body = dict[str, Any]  # Any: JSON
+
+logger = logging.getLogger(__name__)
 
 LEDGER_PAGES_PER_ANSWER = 20
 """A list whose filters match little answers a short page with a NextToken after this many."""
@@ -133,6 +136,8 @@ async def delete_model_package(context: Context, caller: Caller, body: Body) -> 
         await context.ledger.delete_checkpoint(caller.tenant, package.group, package.version)
     except NotFoundError as error:
         raise _no_package(package, caller) from error
+    extra = {"tenant": caller.tenant, "group": package.group, "version": package.version}
+    logger.info("checkpoint_deleted", extra=extra)
     return {}
 
 
