@@ -6,6 +6,13 @@ from typing import Final
 REQUEST_BODY_BYTES_MAX: Final = 32 * 2**20
 """Largest HTTP body of any public request. The SDK estimates 10 MB a chunk, and JSON runs over."""
 CONTROL_BODY_BYTES_MAX: Final = 1 * 2**20
+HELD_BODY_BYTES_MAX: Final = 512 * 2**20
+"""Bodies of public requests in a gateway's memory at once; past it 429."""
+OPEN_REQUESTS_MAX: Final = 4096
+"""Public requests that one gateway works on or holds at once; past it 429."""
+CHAT_BODY_BYTES_MAX: Final = 4 * 2**20
+CHAT_WAIT_S_MAX: Final = 900.0
+"""How long a chat call that is not streamed may run."""
 DATUMS_PER_OPERATION_MAX: Final = 1024
 DATUM_TOKENS_MAX: Final = 131_072
 OPERATION_TOKENS_MAX: Final = 1_048_576

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from gristmill_contracts import limits
+from gristmill_contracts.session import AccessKeySpec
 from gristmill_gateway import sigv4
 from gristmill_gateway.accounts import Accounts
 from gristmill_gateway.caller import Caller
@@ -34,14 +35,15 @@ class Authenticator:
     clock: Callable[[], datetime] = utc_now
     clock_skew_s: float = limits.CLOCK_SKEW_S_MAX
 
-    async def admit(self, request: SignedRequest) -> tuple[Claim, str, str]:
-        """The claim, and the secret and tenant of its key. Nothing is proven yet. Raises SignatureError."""
+    async def admit(self, request: SignedRequest) -> tuple[Claim, AccessKeySpec]:
+        """The claim and the key that it names. Nothing is proven yet. Raises SignatureError."""
         claim = sigv4.read_claim(request)
         sigv4.check_clock(claim, self.clock(), self.clock_skew_s)
         if claim.service not in SERVICES:
             raise SignatureError(
                 "scope",
-                f"Credential should be scoped to correct service: 'sagemaker' or 's3', not {claim.service!r}",
+                "Credential should be scoped to correct service: 'sagemaker' or 's3', not "
+                f"{claim.service!r}",
             )
         if request.value("x-amz-security-token") is not None:
             raise SignatureError(
@@ -54,20 +56,20 @@ class Authenticator:
             why = "is not known" if key is None else "was revoked"
             raise SignatureError(
                 "unknown_key",
-                f"The security token included in the request is invalid: access key "
+                "The security token included in the request is invalid: access key "
                 f"{claim.access_key_id!r} {why}; make one with `gristmill keys create`",
             )
-        return claim, key.spec.secret_access_key, key.spec.tenant
+        return claim, key.spec
 
     async def prove(
-        self, request: SignedRequest, claim: Claim, secret: str, tenant: str, body_sha256: str
+        self, request: SignedRequest, claim: Claim, key: AccessKeySpec, body_sha256: str
     ) -> Caller:
         """The caller, once the signature is right. Raises SignatureError, UnavailableError."""
-        key = _signing_key(secret, claim.date, claim.region, claim.service)
-        sigv4.check_signature(request, claim, key, body_sha256)
+        signing_key = _signing_key(key.secret_access_key, claim.date, claim.region, claim.service)
+        sigv4.check_signature(request, claim, signing_key, body_sha256)
         return Caller(
-            tenant=tenant,
-            account_id=await self.accounts.account_id(tenant),
+            tenant=key.tenant,
+            account_id=await self.accounts.account_id(key.tenant),
             region=claim.region,
             invocation_id=request.value("amz-sdk-invocation-id") or "",
         )

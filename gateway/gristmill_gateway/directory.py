@@ -60,6 +60,11 @@ class Directory:
         """The tenant's session that is called `name`."""
         return self._ask(("sessions", tenant), lambda: self._sessions(tenant)).get(name)
 
+    def session_object(self, namespace: str, name: str) -> TrainingSession | None:
+        """The session whose resource is called `name`."""
+        sessions = self._ask(("sessions", namespace), lambda: self._sessions(namespace)).values()
+        return next((each for each in sessions if each.metadata.name == name), None)
+
     def endpoint(self, session: TrainingSession, *, fresh: bool = False) -> Endpoint | None:
         """Where to reach the session's meter; None while it has none. fresh: ask the store anew."""
         if fresh:

@@ -1,7 +1,8 @@
 """Talks to the meter of a session, wherever it is now: finds it, and looks again where it has moved."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +12,14 @@ from gristmill_contracts.errors import (
     NotFoundError,
     UnavailableError,
 )
-from gristmill_contracts.http import OperationView, Refuse, SessionView, Submit, Submitted
+from gristmill_contracts.http import (
+    OperationView,
+    Refuse,
+    SessionView,
+    StreamChunk,
+    Submit,
+    Submitted,
+)
 from gristmill_contracts.ids import OpId
 from gristmill_contracts.session import TrainingSession
 from gristmill_gateway.directory import Directory, Endpoint
@@ -47,6 +55,14 @@ class Meters:
             return await self._at(session, self.client.view)
         except GristmillError:
             return None
+
+    async def open_stream(
+        self, session: TrainingSession, message: Submit, stack: AsyncExitStack
+    ) -> AsyncGenerator[StreamChunk, None]:
+        """Submit a sample whose tokens are streamed; closing `stack` ends it, wherever it is."""
+        return await self._served(
+            session, lambda at: stack.enter_async_context(self.client.stream(at, message))
+        )
 
     async def endpoint(self, session: TrainingSession, *, fresh: bool = False) -> Endpoint:
         """Raises MeterAwayError where the session has no meter."""

@@ -7,7 +7,11 @@ from gristmill_gateway import s3_xml
 
 STATUSES: Final[dict[str, int]] = {
     "AccessDenied": 403,
+    "AuthorizationHeaderMalformed": 400,
     "BadDigest": 400,
+    "EntityTooLarge": 400,
+    "InternalError": 500,
+    "InvalidAccessKeyId": 403,
     "InvalidArgument": 400,
     "InvalidBucketName": 400,
     "InvalidDigest": 400,
@@ -18,8 +22,12 @@ STATUSES: Final[dict[str, int]] = {
     "NoSuchBucket": 404,
     "NoSuchKey": 404,
     "PreconditionFailed": 412,
+    "RequestTimeTooSkewed": 403,
     "ServiceUnavailable": 503,
+    "SignatureDoesNotMatch": 403,
+    "SlowDown": 503,
     "TooManyBuckets": 400,
+    "XAmzContentSHA256Mismatch": 400,
 }
 _CODES: Final[dict[str, str]] = {
     "conflict": "InvalidRequest",

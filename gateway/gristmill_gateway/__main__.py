@@ -1,0 +1,78 @@
+"""Start the gateway: `python -m gristmill_gateway`. Settings come from the environment; see `--help`."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from gristmill_contracts.errors import GristmillError
+from gristmill_contracts.telemetry import setup_json_logging
+from gristmill_gateway.app import make_app, make_gateway, open_http
+from gristmill_gateway.keys import load_or_create_key
+from gristmill_gateway.settings import GatewaySettings, describe_settings, unknown_variables
+from gristmill_sessions.local import open_local_store
+
+logger = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to `serve`: uvicorn would raise them again at the end, and exit with 128 + n."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main() -> None:
+    """Parse `--help`, read the settings once, serve until SIGTERM."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gristmill_gateway",
+        description="The public door: SageMaker control and runtime plane, and S3.\n\nEnvironment:\n"
+        + describe_settings(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
+    unknown = unknown_variables()
+    if unknown:
+        parser.error(f"unknown settings in the environment: {', '.join(unknown)}; see --help")
+    settings = GatewaySettings()
+    setup_json_logging("gateway", level=settings.log_level)
+    asyncio.run(serve(settings))
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Serve until told to stop. Held answers are let go first, so that the end is quick."""
+    key = load_or_create_key(settings.operation_key_file)
+    gateway = make_gateway(settings, open_local_store(settings.store_path), key, open_http())
+    config = uvicorn.Config(
+        make_app(gateway),
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=settings.shutdown_s,
+        server_header=False,
+    )
+    server = Server(config)
+
+    def end() -> None:
+        gateway.begin_drain()
+        server.should_exit = True
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, end)
+    await server.serve()
+    logger.info("gateway_stopped")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GristmillError as error:
+        sys.exit(f"gristmill_gateway: {error.message}")

@@ -1,0 +1,162 @@
+"""Puts the gateway together: one port, one front door, three wires."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import aiohttp
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gristmill_gateway.accounts import Accounts
+from gristmill_gateway.auth import Authenticator, utc_now
+from gristmill_gateway.directory import Directory
+from gristmill_gateway.front import FrontDoor
+from gristmill_gateway.keys import derived_key
+from gristmill_gateway.ledger_client import LedgerClient
+from gristmill_gateway.meter_client import MeterClient
+from gristmill_gateway.meters import Meters
+from gristmill_gateway.metrics import Metrics
+from gristmill_gateway.s3 import S3Wire
+from gristmill_gateway.s3_front import S3Front
+from gristmill_gateway.s3_store import LocalArtifactStore
+from gristmill_gateway.sagemaker.context import RuntimeContext
+from gristmill_gateway.sagemaker.json_wire import JsonWire
+from gristmill_gateway.sagemaker.runtime_wire import RuntimeWire
+from gristmill_gateway.settings import GatewaySettings
+from gristmill_sessions.port import ResourceStore
+
+logger = logging.getLogger(__name__)
+
+METHODS: Final = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
+KEEPALIVE_S: Final = 60.0
+"""Below the meter's 75 s, so that no request meets a connection that is just being closed."""
+READY_TIMEOUT_S: Final = 2.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Gateway:
+    """Everything that a process has one of."""
+
+    settings: GatewaySettings
+    context: RuntimeContext
+    front: FrontDoor
+    http: aiohttp.ClientSession
+
+    def begin_drain(self) -> None:
+        """Let held answers go: their clients ask again."""
+        self.context.draining.set()
+
+    async def missing(self) -> list[str]:
+        """What does not answer: `store`, `ledger`."""
+        absent = []
+        try:
+            await asyncio.to_thread(self.context.store.revision)
+        except Exception as error:  # noqa: BLE001 # Whatever is wrong with the store, it is not ready.
+            logger.warning("store_unreadable", extra={"error": str(error)})
+            absent.append("store")
+        try:
+            url = f"{self.settings.ledger_url.rstrip('/')}/healthz"
+            timeout = aiohttp.ClientTimeout(total=READY_TIMEOUT_S)
+            async with self.http.get(url, timeout=timeout) as response:
+                if not response.ok:
+                    absent.append("ledger")
+        except (aiohttp.ClientError, TimeoutError):
+            absent.append("ledger")
+        return absent
+
+
+def make_gateway(
+    settings: GatewaySettings,
+    store: ResourceStore,
+    key: bytes,
+    http: aiohttp.ClientSession,
+    clock: Callable[[], datetime] = utc_now,
+) -> Gateway:
+    """key: of the operation key file; every other key is derived from it."""
+    directory = Directory(store)
+    ledger = LedgerClient(http, settings.ledger_url)
+    metrics = Metrics()
+    context = RuntimeContext(
+        store=store,
+        directory=directory,
+        ledger=ledger,
+        meters=Meters(directory=directory, client=MeterClient(http)),
+        metrics=metrics,
+        operation_key=derived_key(key, "operation-id"),
+        token_key=derived_key(key, "page-token"),
+        result_wait_s=settings.result_wait_s,
+    )
+    artifacts = LocalArtifactStore(settings.artifacts_dir)
+    front = FrontDoor(
+        authenticator=Authenticator(
+            directory=directory,
+            accounts=Accounts(directory, ledger),
+            clock=clock,
+            clock_skew_s=settings.clock_skew_s,
+        ),
+        control=JsonWire(context),
+        runtime=RuntimeWire(context),
+        s3=S3Front(S3Wire(artifacts, derived_key(key, "s3-token"))),
+        metrics=metrics,
+    )
+    metrics.watch(lambda: front.bodies.held_bytes)
+    return Gateway(settings=settings, context=context, front=front, http=http)
+
+
+def open_http() -> aiohttp.ClientSession:
+    """For ledger and meters. No bound of its own: the front door has one, and held polls must not wait."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+    return aiohttp.ClientSession(connector=connector)
+
+
+def make_app(gateway: Gateway) -> FastAPI:
+    """The application; `gateway.http` is closed with it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        gateway.begin_drain()
+        await gateway.http.close()
+
+    app = FastAPI(
+        title="Gristmill gateway",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.router.redirect_slashes = False
+
+    async def everything(request: Request) -> Response:
+        # A signed request is never ours: a bucket may be called like a probe.
+        probe = None if "authorization" in request.headers else PROBES.get(request.url.path)
+        if probe is not None and request.method == "GET":
+            return await probe(gateway)
+        return await gateway.front.answer(request)
+
+    app.add_route("/{path:path}", everything, methods=METHODS)
+    return app
+
+
+async def _healthz(_gateway: Gateway) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _readyz(gateway: Gateway) -> Response:
+    """Ready once the store can be read; a ledger that is away is named, and most calls go on."""
+    missing = await gateway.missing()
+    ready = "store" not in missing and not gateway.context.draining.is_set()
+    return JSONResponse({"ready": ready, "missing": missing}, 200 if ready else 503)
+
+
+async def _metrics(gateway: Gateway) -> Response:
+    return Response(gateway.context.metrics.render(), media_type="text/plain; version=0.0.4")
+
+
+PROBES: Final = {"/healthz": _healthz, "/readyz": _readyz, "/metrics": _metrics}
