@@ -86,6 +86,9 @@ class Child:
                 "child_not_started", extra={"child": self.program.name, "error": str(error)}
             )
             return NOT_STARTED
+        if self.stopping:
+            # Told to end while it was being started.
+            process.kill()
         probe = asyncio.create_task(self._watch_ready(process))
         try:
             return await process.wait()
