@@ -17,7 +17,7 @@ from sagemaker.train.training_session.types import ModelPackageKind, SessionStat
 
 from gristmill_contracts.http import RegisterCheckpoint
 from gristmill_contracts.session import TrainingSession
-from gristmill_testing.control_app import control_app
+from gristmill_testing.control_app import SECRET, gateway_app, key_id
 from gristmill_testing.control_plane import (
     ACCOUNT,
     REGION,
@@ -66,7 +66,7 @@ def plane_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
         f"{{DefaultS3Bucket: gristmill-{ACCOUNT}}}}}}}}}\n"
     )
     contexts: list[FakeContext] = []
-    with serve(control_app(tmp_path, contexts)) as url, planning(contexts[0]):
+    with serve(gateway_app(tmp_path, contexts)) as url, planning(contexts[0]):
         for name, value in {
             "SAGEMAKER_TRAINING_SESSION_ENDPOINT": url,
             "SAGEMAKER_TRAINING_SESSION_RUNTIME_ENDPOINT": url,
@@ -74,8 +74,8 @@ def plane_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
             "AWS_ENDPOINT_URL_S3": url,
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
-            "AWS_ACCESS_KEY_ID": "acme",
-            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_ACCESS_KEY_ID": key_id("acme"),
+            "AWS_SECRET_ACCESS_KEY": SECRET,
             "SAGEMAKER_USER_CONFIG_OVERRIDE": str(config),
         }.items():
             monkeypatch.setenv(name, value)
@@ -119,7 +119,7 @@ def service_fixture(plane: Plane) -> Any:
 
 def raw(plane: Plane, retries: int = 0, url: str = "") -> Any:
     session = boto3.Session(
-        aws_access_key_id="acme", aws_secret_access_key="secret", region_name=REGION
+        aws_access_key_id=key_id("acme"), aws_secret_access_key=SECRET, region_name=REGION
     )
     config = Config(
         retries={"total_max_attempts": 1 + retries, "mode": "standard"}, read_timeout=40

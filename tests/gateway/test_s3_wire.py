@@ -16,14 +16,14 @@ from gristmill_contracts import limits
 from gristmill_gateway.s3 import S3Caller, S3Wire
 from gristmill_gateway.s3_request import S3Request
 from gristmill_gateway.s3_store import LocalArtifactStore
-from gristmill_testing.control_app import ACCOUNTS, control_app
+from gristmill_testing.control_app import ACCOUNTS, SECRET, gateway_app, key_id
 from gristmill_testing.loopback_server import serve
 
 
 @pytest.fixture(name="served", scope="module")
 def served_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     folder = tmp_path_factory.mktemp("s3")
-    with serve(control_app(folder, [])) as url:
+    with serve(gateway_app(folder, [])) as url:
         yield url, folder / "artifacts"
 
 
@@ -41,7 +41,7 @@ def url_fixture(served: tuple[str, Path], root: Path) -> str:
 
 def client(url: str, tenant: str = "acme", kind: str = "client") -> Any:
     session = boto3.Session(
-        aws_access_key_id=tenant, aws_secret_access_key="secret", region_name="us-west-2"
+        aws_access_key_id=key_id(tenant), aws_secret_access_key=SECRET, region_name="us-west-2"
     )
     return getattr(session, kind)(
         "s3", endpoint_url=url, config=Config(retries={"max_attempts": 0}, read_timeout=20)

@@ -1,85 +1,60 @@
-"""Control plane and S3 behind one port, as official clients reach them, with nothing else around.
+"""The whole gateway over a real ledger and store, for official clients; no meter is behind it.
 
-The access key id names the tenant and signatures are not looked at: authentication is tested apart.
+The access key id of a tenant is its name with `key-` before it, and every secret is `secret`.
 """
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from gristmill_contracts.errors import GristmillError
-from gristmill_gateway.s3 import S3Caller, S3Wire
-from gristmill_gateway.s3_request import S3Request
-from gristmill_gateway.s3_store import LocalArtifactStore
-from gristmill_gateway.sagemaker.control_operations import OPERATIONS
-from gristmill_testing.control_plane import FakeCaller, FakeContext, running_control_plane
+from gristmill_contracts.session import AccessKey, AccessKeySpec, Metadata, Tenant, TenantStatus
+from gristmill_gateway.app import make_app, make_gateway, open_http
+from gristmill_gateway.settings import GatewaySettings
+from gristmill_sessions.local import LocalStore
+from gristmill_testing.control_plane import FakeContext, running_control_plane
 
 ACCOUNTS = {"acme": "100000000001", "rival": "100000000002"}
-ERROR_NAMES = {
-    "invalid_request": "ValidationException",
-    "not_found": "ResourceNotFound",
-    "conflict": "ResourceInUse",
-    "forbidden": "AccessDeniedException",
-}
+SECRET = "secret"
 
 
-def control_app(folder: Path, contexts: list[FakeContext]) -> Starlette:
-    """Its context is put into `contexts` once it runs."""
-    wire = S3Wire(LocalArtifactStore(folder / "artifacts"), b"key")
+def key_id(tenant: str) -> str:
+    return f"key-{tenant}"
+
+
+def gateway_app(folder: Path, contexts: list[FakeContext]) -> Starlette:
+    """The gateway, started with its ledger; their insides are put into `contexts` once they run."""
+    gateways: list[Starlette] = []
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with running_control_plane(folder) as context:
-            contexts.append(context)
-            yield
+            _register(context.store)
+            settings = GatewaySettings(
+                ledger_url=context.ledger_admin.url, artifacts_dir=folder / "artifacts"
+            )
+            gateway = make_gateway(settings, context.store, b"k" * 32, open_http())
+            app = make_app(gateway)
+            async with app.router.lifespan_context(app):
+                gateways.append(app)
+                contexts.append(context)
+                yield
 
-    async def answer(request: Request) -> Response:
-        credential = request.headers["authorization"].partition("Credential=")[2].split("/")
-        tenant, service = credential[0], credential[3]
-        if service == "s3":
-            return await _answer_s3(wire, tenant, request)
-        return await _answer_control(contexts[0], tenant, request)
+    async def forward(scope: Scope, receive: Receive, send: Send) -> None:
+        await gateways[0](scope, receive, send)
 
-    methods = ["GET", "HEAD", "PUT", "POST", "DELETE"]
-    route = Route("/{path:path}", answer, methods=methods)
-    return Starlette(routes=[route], lifespan=lifespan)
-
-
-async def _answer_control(context: FakeContext, tenant: str, request: Request) -> Response:
-    caller = FakeCaller(
-        tenant=tenant,
-        account_id=ACCOUNTS[tenant],
-        invocation_id=request.headers.get("amz-sdk-invocation-id", ""),
-    )
-    handler: Any = OPERATIONS[request.headers["x-amz-target"].partition(".")[2]]
-    try:
-        body = await handler(context, caller, json.loads(await request.body()))
-    except GristmillError as error:
-        name = ERROR_NAMES.get(error.code, "ServiceUnavailable")
-        status = 400 if error.code in ERROR_NAMES else 503
-        return JSONResponse({"__type": name, "Message": error.message}, status)
-    return JSONResponse(body, media_type="application/x-amz-json-1.1")
+    outer = Starlette(lifespan=lifespan)
+    outer.mount("/", forward)
+    return outer
 
 
-async def _answer_s3(wire: S3Wire, tenant: str, request: Request) -> Response:
-    response = await wire.answer(
-        S3Caller(tenant=tenant, account_id=ACCOUNTS[tenant], region="us-west-2"),
-        S3Request(
-            method=request.method,
-            path=request.scope["path"],
-            query=dict(request.query_params),
-            headers=dict(request.headers),
-            body=await request.body(),
-        ),
-        "request-1",
-    )
-    if isinstance(response.body, bytes):
-        return Response(response.body, response.status, response.headers)
-    return StreamingResponse(response.body, response.status, response.headers)
+def _register(store: LocalStore) -> None:
+    for tenant, account in ACCOUNTS.items():
+        meta = Metadata(name=tenant, namespace="")
+        made = store.create(Tenant(metadata=meta))
+        status = TenantStatus(account_id=account)
+        store.update_status(made.model_copy(update={"status": status}))
+        spec = AccessKeySpec(access_key_id=key_id(tenant), secret_access_key=SECRET, tenant=tenant)
+        store.create(AccessKey(metadata=Metadata(name=key_id(tenant), namespace=tenant), spec=spec))
