@@ -12,6 +12,7 @@ import aiohttp
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from gristmill_gateway.accounts import Accounts
 from gristmill_gateway.auth import Authenticator, utc_now
@@ -33,7 +34,6 @@ from gristmill_sessions.port import ResourceStore
 
 logger = logging.getLogger(__name__)
 
-METHODS: Final = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
 KEEPALIVE_S: Final = 60.0
 """Below the meter's 75 s, so that no request meets a connection that is just being closed."""
 READY_TIMEOUT_S: Final = 2.0
@@ -131,7 +131,6 @@ def make_app(gateway: Gateway) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
     )
-    app.router.redirect_slashes = False
 
     async def everything(request: Request) -> Response:
         # A signed request is never ours: a bucket may be called like a probe.
@@ -140,7 +139,15 @@ def make_app(gateway: Gateway) -> FastAPI:
             return await probe(gateway)
         return await gateway.front.answer(request)
 
-    app.add_route("/{path:path}", everything, methods=METHODS)
+    async def unrouted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app.router.not_found(scope, receive, send)
+            return
+        response = await everything(Request(scope, receive))
+        await response(scope, receive, send)
+
+    # No route: its pattern would let a path with a newline through to an answer that is no wire's.
+    app.router.default = unrouted
     return app
 
 

@@ -46,7 +46,7 @@ def gateway_app(folder: Path, contexts: list[FakeContext]) -> Starlette:
         await gateways[0](scope, receive, send)
 
     outer = Starlette(lifespan=lifespan)
-    outer.mount("/", forward)
+    outer.router.default = forward
     return outer
 
 
