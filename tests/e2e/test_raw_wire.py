@@ -143,7 +143,7 @@ def test_what_is_queued_behind_a_failure_is_skipped_and_the_session_goes_on(
     assert session.get(first)["status"] == "Completed"
     failed = session.get(failing)
     assert failed["status"] == "Failed"
-    assert "gradient" in failed["errorDetails"]
+    assert "without a forward_backward" in failed["errorDetails"]
     assert session.get(behind)["status"] == "Skipped"
     assert session.status == "Running"
     later = session.submit(forward_backward(datum(ROW)), number=4)
