@@ -153,7 +153,7 @@ def _load_model(folder: Path, dtype: torch.dtype) -> tuple[Any, bool]:
         model = AutoModelForCausalLM.from_pretrained(
             folder, attn_implementation=attention.ATTENTION, **options
         )
-    except ValueError:
+    except (ValueError, KeyError):  # KeyError: families with a table of their own, as Falcon
         log.info("packing_unsupported", extra={"folder": str(folder)})
         return AutoModelForCausalLM.from_pretrained(folder, **options), False
     return model, True

@@ -16,7 +16,8 @@ class Disk(Protocol):
 
     def sync_dir(self, path: Path) -> None: ...
 
-    def make_dirs(self, path: Path) -> None: ...
+    def make_dirs(self, path: Path) -> None:
+        """Missing folders on the way to `path`, and it; their names are durable."""
 
     def rename(self, source: Path, target: Path) -> None:
         """`target` must not exist."""
@@ -49,7 +50,11 @@ class HostDisk:
         _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def make_dirs(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            return
+        self.make_dirs(path.parent)
+        path.mkdir(exist_ok=True)
+        self.sync_dir(path.parent)
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)

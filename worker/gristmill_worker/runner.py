@@ -96,8 +96,8 @@ class Runner:
 
     def _restored(self, uid: str, request: OpenSession) -> Session:
         state_dir = request.state_dir
-        snapshots.drop_unfinished(self.disk, state_dir)
-        session = snapshots.restore(self.disk, self.base, uid, state_dir, request.applied_max)
+        snapshots.drop_useless(self.disk, state_dir, request.applied_max)
+        session = snapshots.restore(self.disk, self.base, uid, state_dir)
         if session is not None:
             log.info("session_restored", extra={"applied": session.counters.applied})
             return session

@@ -57,17 +57,13 @@ def existing(disk: Disk, state_dir: str) -> list[int]:
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
-def restore(
-    disk: Disk, base: BaseModel, uid: str, state_dir: str, applied_max: int | None
-) -> Session | None:
-    """The newest whole snapshot with applied <= applied_max; None if there is none.
+def restore(disk: Disk, base: BaseModel, uid: str, state_dir: str) -> Session | None:
+    """The newest whole snapshot; None if there is none.
 
     Raises ConflictError if it belongs to another base model.
     """
     root = snapshots_dir(state_dir)
     for applied in existing(disk, state_dir):
-        if applied_max is not None and applied > applied_max:
-            continue
         try:
             return _load(disk, base, uid, state_dir, root / str(applied))
         except DamagedFolderError as error:
@@ -75,11 +71,15 @@ def restore(
     return None
 
 
-def drop_unfinished(disk: Disk, state_dir: str) -> None:
-    """Remove what a killed process left half written."""
+def drop_useless(disk: Disk, state_dir: str, applied_max: int | None) -> None:
+    """Remove what a killed process left half written, and what the caller's log does not hold.
+
+    The log goes on from `applied_max` with other operations: a later snapshot is of another history.
+    """
     root = snapshots_dir(state_dir)
     for name in disk.names(root):
-        if name.startswith(ASIDE):
+        ahead = name.isdecimal() and applied_max is not None and int(name) > applied_max
+        if ahead or name.startswith(ASIDE):
             disk.remove_tree(root / name)
 
 

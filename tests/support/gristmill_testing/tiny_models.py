@@ -28,7 +28,7 @@ def build_tiny_llama(path: Path, seed: int = 0, **overrides: Any) -> Path:
     """h 64, 2 layers, 4 heads over 2, V 512, context 1024. `overrides` go to LlamaConfig."""
     from transformers import LlamaConfig
 
-    return _build(path, seed, LlamaConfig(**_llama_like(), **overrides))
+    return _build(path, seed, LlamaConfig(**{**_llama_like(), **overrides}))
 
 
 def build_tiny_qwen2(path: Path, seed: int = 0) -> Path:

@@ -1,0 +1,101 @@
+"""The losses against worked vectors: value and dL/dp of four tokens, in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gristmill_worker.losses import LOSSES
+from gristmill_worker.losses.terms import TokenTerms
+
+P = [-0.5, -1.0, -2.0, -0.2]
+Q = [-0.7, -1.0, -1.5, -0.9]
+ADVANTAGES = [1.0, -0.5, 2.0, -1.0]
+NARROW = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
+
+
+def column(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def terms(name: str, config: dict[str, float], **changes: list[float]) -> TokenTerms:
+    inputs = {"logprobs": Q, "advantages": ADVANTAGES, **changes}
+    columns = {key: column(values) for key, values in inputs.items()}
+    return LOSSES[name](column(P), columns, config)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "weights", "value", "slope"),
+    [
+        ("cross_entropy", {}, [0.0, 1, 1, 0.5], 3.1, [0, -1, -1, -0.5]),
+        ("importance_sampling", {}, None, 0.079289, [-1.221403, 0.5, -1.213061, 2.013753]),
+        ("importance_sampling", {}, [0.0, 1, 1, 1], 1.300691, [0, 0.5, -1.213061, 2.013753]),
+        ("ppo", {}, None, 0.100691, [0, 0.5, -1.213061, 2.013753]),
+        ("ppo", NARROW, None, 0.200691, [0, 0.5, -1.213061, 2.013753]),
+        ("cispo", {}, None, 3.06, [-1.2, 0.5, -1.6, 1.2]),
+        ("cispo", NARROW, None, 3.43, [-1.1, 0.5, -1.8, 1.1]),
+        # The client's surrogate of C = sum p^2 is cross-entropy with w = -dC/dp.
+        ("cross_entropy", {}, [1.0, 2, 4, 0.4], 0.5 + 2 + 8 + 0.08, [-1, -2, -4, -0.4]),
+    ],
+)
+def test_value_and_slope(
+    name: str,
+    config: dict[str, float],
+    weights: list[float] | None,
+    value: float,
+    slope: list[float],
+) -> None:
+    found = terms(name, config, **({} if weights is None else {"weights": weights}))
+    assert float(found.value.sum()) == pytest.approx(value, abs=1e-6)
+    assert found.coefficient[:, 0].tolist() == pytest.approx(slope, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
+@pytest.mark.parametrize("config", [{}, NARROW])
+def test_the_slope_is_the_derivative_of_the_value(name: str, config: dict[str, float]) -> None:
+    """Against autograd on the formulas, the clipped ratio of cispo held constant."""
+    if name == "importance_sampling":
+        config = {}
+    p = column(P).requires_grad_()
+    q, advantage = column(Q), column(ADVANTAGES)
+    ratio = torch.exp(p - q)
+    low, high = config.get("clip_low_threshold", 0.8), config.get("clip_high_threshold", 1.2)
+    loss = {
+        "importance_sampling": -(ratio * advantage),
+        "ppo": -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage),
+        "cispo": -(ratio.clamp(low, high).detach() * advantage * p),
+    }[name].sum()
+    (expected,) = torch.autograd.grad(loss, p)
+    found = terms(name, config)
+    assert torch.allclose(found.coefficient, expected, atol=1e-12)
+    assert float(found.value.sum()) == pytest.approx(float(loss.detach()), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
+@pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan])
+def test_a_weight_of_zero_hides_what_is_not_finite(name: str, broken: float) -> None:
+    found = terms(
+        name, {}, weights=[0.0, 1, 1, 1], logprobs=[broken, *Q[1:]],
+        advantages=[broken, *ADVANTAGES[1:]],
+    )  # fmt: skip
+    clean = terms(name, {}, weights=[0.0, 1, 1, 1])
+    assert torch.equal(found.value, clean.value)
+    assert torch.equal(found.coefficient, clean.coefficient)
+    assert found.sums["ratio"] == clean.sums["ratio"]
+
+
+def test_statistics_count_only_tokens_with_a_weight() -> None:
+    found = terms("ppo", {}, weights=[1.0, 0, 1, 1], ref_log_prob=[-0.5, 0, -2.5, -0.2])
+    assert found.count is not None
+    assert int(found.count) == 3
+    assert float(found.sums["kl_q_p"]) == pytest.approx(-0.2 + 0.5 - 0.7)
+    assert float(found.sums["kl_p_ref"]) == pytest.approx(0.5)
+    assert float(found.sums["clip"]) == 1.0
+    assert float(found.sums["ratio"]) == pytest.approx(1.221403 + 0.606531 + 2.013753, abs=1e-5)
+
+
+def test_the_reference_changes_no_gradient() -> None:
+    plain, with_reference = terms("ppo", {}), terms("ppo", {}, ref_log_prob=[-9.0, -8, -7, -6])
+    assert torch.equal(plain.coefficient, with_reference.coefficient)
+    assert torch.equal(plain.value, with_reference.value)
