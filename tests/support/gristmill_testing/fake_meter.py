@@ -85,8 +85,6 @@ def answer(operation: Operation) -> Result:
                 "clip_fraction": float("inf"),
             },
         )
-    if isinstance(operation, OptimStep):
-        return OptimStepResult(metrics={"grad_norm": 1.5, "step": 1.0})
     if isinstance(operation, SaveWeights | SaveState):
         return SaveResult(
             checkpoint_id=CheckpointId("00000000-0000-4000-8000-000000000001"),
@@ -99,14 +97,16 @@ def answer(operation: Operation) -> Result:
             group="runs",
             version=7,
         )
-    if isinstance(operation, LoadState):
-        return LoadStateResult(rank=8, alpha=16)
     if isinstance(operation, Sample):
         return _sampled(operation)
     if isinstance(operation, ComputeLogprobs):
         values = [float("nan"), *[-0.5] * (operation.prompt.size - 1)]
         return ComputeLogprobsResult(logprobs=tensor("float32", values), topk=None)
-    return Empty()
+    plain: dict[type, Result] = {
+        OptimStep: OptimStepResult(metrics={"grad_norm": 1.5, "step": 1.0}),
+        LoadState: LoadStateResult(rank=8, alpha=16),
+    }
+    return plain.get(type(operation), Empty())
 
 
 def _sampled(operation: Sample) -> SampleResult:
