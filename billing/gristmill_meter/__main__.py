@@ -14,6 +14,7 @@ import uvicorn
 from gristmill_contracts.errors import GristmillError
 from gristmill_meter.app import make_app
 from gristmill_meter.disk import LocalDisk
+from gristmill_meter.folder_lock import lock_folder
 from gristmill_meter.ledger_client import LedgerClient
 from gristmill_meter.logs import configure
 from gristmill_meter.meter import Meter
@@ -56,6 +57,7 @@ async def serve(settings: MeterSettings) -> int:
     worker = WorkerClient(str(settings.worker_socket))
     ledger = LedgerClient(settings.ledger_url)
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    await asyncio.to_thread(lock_folder, settings.data_dir, settings.lock_wait_s)
     meter = Meter(
         settings=settings, disk=LocalDisk(settings.data_dir), worker=worker, ledger=ledger
     )

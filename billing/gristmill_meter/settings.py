@@ -49,6 +49,8 @@ class MeterSettings(BaseSettings):
     """How often the assignments folder is read."""
     drain_s: float = Field(default=20.0, gt=0, le=600)
     """How long a running operation may take to end after SIGTERM."""
+    lock_wait_s: float = Field(default=30.0, ge=0, le=600)
+    """How long to wait at start for another meter to leave the data folder."""
     stop_wait_s: float = Field(default=30.0, gt=0, le=600)
     """How long a stopping session waits for a worker that is away."""
     retry_first_s: float = Field(default=0.05, gt=0)

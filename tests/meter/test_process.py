@@ -218,6 +218,18 @@ def test_help_names_every_setting() -> None:
     assert "GRISTMILL_METER_WORKER_SOCKET" in shown
 
 
+async def test_a_second_meter_on_the_same_folder_does_not_start(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRISTMILL_METER_LOCK_WAIT_S", "0.1")
+    monkeypatch.setenv("GRISTMILL_METER_DATA_DIR", str(process.folder / "log"))
+    second = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "gristmill_meter"], capture_output=True, text=True
+    )
+    assert second.returncode == 1
+    assert "another meter holds" in second.stderr
+
+
 def test_a_misspelt_setting_is_refused() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "gristmill_meter"],
