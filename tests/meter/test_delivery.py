@@ -1,6 +1,7 @@
 """Usage reaches the ledger in order and once, whatever happens to the way there."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -37,14 +38,25 @@ async def test_an_answer_that_was_lost_stores_nothing_twice(world: World) -> Non
 async def test_nothing_is_posted_before_it_is_durable(world: World) -> None:
     await world.train(1, forward_backward())
     await world.settled()
-    world.disk.hook = lambda verb, path, content: (
-        world.disk.freeze() if verb == "fsync" and path.endswith(".seg") else None
-    )
-    with pytest.raises(VolumeFailedError):
-        await world.train(2, forward_backward())
-    await world.crash()
+    gate, held = threading.Event(), threading.Event()
+
+    def hold_results(verb: str, path: str, content: bytes) -> None:
+        if verb == "write" and b"\xa6result" in content:
+            held.set()
+        if verb == "fsync" and held.is_set():
+            gate.wait(5)
+
+    world.disk.hook = hold_results
+    await world.submit(2, forward_backward())
+    await world.until(held.is_set, "the RESULT was written, not synced")
+    batches = world.ledger.calls["post_batch"]
+    beats = world.ledger.calls["post_heartbeats"]
+    await world.until(lambda: world.ledger.calls["post_heartbeats"] > beats + 2, "time went by")
+    assert world.ledger.calls["post_batch"] == batches
+    assert (await world.poll("train", 2, wait_s=0.01)).state == "InProgress"
+    gate.set()
     await world.settled()
-    assert [event.number for event in world.ledger.events] == [1]
+    assert [event.number for event in world.ledger.events] == [1, 2]
 
 
 async def test_batches_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,6 +299,25 @@ class TestSnapshots:
         await world.train(2, load_state(ref))
         await world.until(lambda: world.session.state.snapshots[1] == 2, "a snapshot was taken")
 
+    async def test_never_hold_more_than_the_durable_log(
+        self, make_world: Callable[..., World]
+    ) -> None:
+        world = await make_world(snapshot_payload_bytes=1).start()
+        ahead: list[int] = []
+
+        def look() -> None:
+            state, log = world.session.state, world.session.log
+            last = state.record_of_index(len(state.executed))
+            if last.settled_frame > log.durable_number:
+                ahead.append(last.number)
+
+        world.worker.on_snapshot = look
+        for number in range(1, 6):
+            await world.submit(number, forward_backward(3, number))
+        await world.poll("train", 5)
+        await world.until(lambda: world.session.state.snapshots[1] == 5, "the last was taken")
+        assert ahead == []
+
     async def test_that_fail_do_not_stop_training(self, make_world: Callable[..., World]) -> None:
         world = make_world(snapshot_replay_s=0)
         world.worker.refuse_snapshots = True

@@ -138,13 +138,13 @@ class FakeWorker:
                 await _maybe(self.before_chunk(at // self.chunk_tokens))
                 self._same_boot(boot)
                 part = tokens[at : at + self.chunk_tokens]
-                final = "length" if at + self.chunk_tokens >= len(tokens) else None
+                last = at + self.chunk_tokens >= len(tokens)
                 yield StreamChunk(
                     tokens=part,
                     logprobs=[-1.0] * len(part),
                     text="x" * len(part),
                     prompt_tokens=prompt,
-                    final=final,
+                    final="length" if last else None,
                 )
         finally:
             self.streams_closed += 1
