@@ -93,11 +93,15 @@ def _prepare(source: str, folder: Path, dtype: str, say: Say) -> None:
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
         for line in process.stderr or ():
-            last = line.strip() or last
             if line.strip():
-                say(line.strip())
+                # One behind, so that what went wrong is said once, as the error.
+                if last:
+                    say(last)
+                last = line.strip()
     if process.returncode != 0:
         raise CommandError(f"model {folder.name!r} could not be prepared: {last}")
+    if last:
+        say(last)
 
 
 def register(
