@@ -110,43 +110,40 @@ async def test_without_a_group_the_shared_one_is_made(plane: FakeContext) -> Non
     assert stored(plane)[0].spec.output.checkpoint_group == "sagemaker-default"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("run-1", "run-1"),
-        ("a" * 40, "a" * 40),
-        ("a" * 41, None),
-        ("Run-1", None),
-        ("0run", "0run"),
-        ("a" * 62 + "Z", None),
-    ],
-)
-async def test_a_name_that_is_no_dns_label_becomes_a_hash(
-    plane: FakeContext, name: str, expected: str | None
-) -> None:
-    arn = await create(plane, create_body(name))
-    assert arn.endswith(f"training-session/{name}")
+@pytest.mark.parametrize("name", ["run-1", "0run", "a", "a" * 40])
+def test_a_name_that_is_a_dns_label_names_the_object(name: str) -> None:
+    assert arns.object_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["a" * 41, "Run-1", "run-", "a" * 62 + "Z"])
+async def test_a_name_that_is_no_dns_label_becomes_a_hash(name: str) -> None:
+    made = arns.object_name(name)
+    assert made.startswith("ts-")
+    assert len(made) == 29
+    assert arns.object_name(made) == made
+
+
+async def test_a_session_whose_object_has_another_name_keeps_its_own(plane: FakeContext) -> None:
+    arn = await create(plane, create_body("Run-1"))
+    assert arn.endswith("training-session/Run-1")
     (session,) = stored(plane)
-    made = session.metadata.name
-    assert made == (expected or arns.object_name(name))
-    assert expected is not None or (made.startswith("ts-") and len(made) == 29)
-    assert session.spec.display_name == name
+    assert session.spec.display_name == "Run-1"
+    assert session.metadata.name == arns.object_name("Run-1")
 
 
-@pytest.mark.parametrize(
-    "arn",
-    [
-        model_arn("tiny"), model_arn("tiny", ""), model_arn("tiny", account=ACCOUNT),
-        model_arn("smol-lm2-135m"), model_arn("Lab-Smol-LM2-135M"),
-        "arn:aws-cn:sagemaker:cn-north-1:aws:hub-content/SageMakerPublicHub/Model/tiny",
-    ],
-)  # fmt: skip
-async def test_a_base_model_is_found_by_name_or_by_its_hugging_face_id(
-    plane: FakeContext, arn: str
-) -> None:
+async def test_a_base_model_is_found_by_name_or_by_its_hugging_face_id(plane: FakeContext) -> None:
     plane.store.create(base_model("smol", "Lab/Smol.LM2-135M"))
-    await create(plane, create_body(ModelConfig={"BaseModelArn": arn}))
-    assert stored(plane)[0].spec.base_model_ref.name == ("tiny" if "tiny" in arn else "smol")
+    rows = {
+        model_arn("tiny"): "tiny",
+        model_arn("tiny", ""): "tiny",
+        model_arn("tiny", account=ACCOUNT): "tiny",
+        model_arn("smol-lm2-135m"): "smol",
+        model_arn("Lab-Smol-LM2-135M"): "smol",
+        "arn:aws-cn:sagemaker:cn-north-1:aws:hub-content/SageMakerPublicHub/Model/tiny": "tiny",
+    }
+    for number, (arn, expected) in enumerate(rows.items()):
+        await create(plane, create_body(f"run-{number}", ModelConfig={"BaseModelArn": arn}))
+        assert stored(plane)[-1].spec.base_model_ref.name == expected
 
 
 BAD: list[tuple[str, dict[str, Any], type[GristmillError], str]] = [
@@ -298,9 +295,7 @@ async def test_the_default_output_of_an_applied_session_is_the_sdks_default(
     assert len(stored(plane)) == 1
 
 
-@pytest.mark.parametrize(
-    ("applied", "text"),
-    [
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
         ({"lora": LoraSpec(rank=4, alpha=16)}, "LoraConfig.Rank is 4, not 8"),
         ({"lora": LoraSpec(rank=8, alpha=8)}, "LoraConfig.Alpha is 8, not 16"),
         ({"base_model_ref": BaseModelRef(name="other")}, "base model is 'other', not 'tiny'"),
@@ -308,16 +303,20 @@ async def test_the_default_output_of_an_applied_session_is_the_sdks_default(
         ({"output": OutputSpec(path="s3://data/run-1/output", checkpoint_group="g")}, "model package group is 'g'"),
         ({"role_arn": f"arn:aws:iam::{ACCOUNT}:role/Other"}, "RoleArn is"),
         ({"desired_state": "Stopped"}, "is Stopping"),
-    ],
-)  # fmt: skip
+
+]  # fmt: skip
+
+
 async def test_a_create_that_differs_from_an_applied_session_names_the_difference(
-    plane: FakeContext, applied: dict[str, Any], text: str
+    plane: FakeContext,
 ) -> None:
-    apply(plane, **applied)
-    with pytest.raises(ConflictError) as caught:
-        await create(plane, create_body("run-1"))
-    assert text in caught.value.message
-    assert len(stored(plane)) == 1
+    for applied, text in DIFFERENT:
+        apply(plane, **applied)
+        with pytest.raises(ConflictError) as caught:
+            await create(plane, create_body("run-1"))
+        assert text in caught.value.message
+        assert len(stored(plane)) == 1
+        plane.store.delete(TrainingSession, "acme", "run-1")
 
 
 async def test_an_applied_session_that_received_operations_is_not_attached_to(

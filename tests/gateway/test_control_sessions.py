@@ -5,12 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sagemaker.train.training_session.service_client import _STOP_IS_NOOP_STATUSES
 
-from gristmill_contracts.errors import GristmillError, InvalidRequestError, NotFoundError
+from gristmill_contracts.errors import InvalidRequestError, NotFoundError
 from gristmill_contracts.http import Problem
-from gristmill_contracts.session import Condition, LastFailure, State, TrainingSession
+from gristmill_contracts.session import (
+    BaseModelRef,
+    Condition,
+    LastFailure,
+    Metadata,
+    State,
+    TrainingSession,
+    TrainingSessionSpec,
+    TrainingSessionStatus,
+)
 from gristmill_contracts.usage import Counts
-from gristmill_gateway.sagemaker import control
+from gristmill_gateway.sagemaker import control, control_session
 from gristmill_sessions.identity import session_uid
 from gristmill_testing.control_plane import (
     FakeCaller,
@@ -78,24 +88,32 @@ STATUS: list[tuple[str, dict[str, Any], str | None, str]] = [
 ]
 
 
+def made(**status: Any) -> TrainingSession:
+    """A session whose meter takes operations, or what `status` says; no store behind it."""
+    fields = {"conditions": [Condition(type="Ready", status="True", reason="X")]} | status
+    return TrainingSession(
+        metadata=Metadata(name="run-1", namespace="acme", uid="u"),
+        spec=TrainingSessionSpec(base_model_ref=BaseModelRef(name="tiny")),
+        status=TrainingSessionStatus(**fields),
+    )
+
+
 @pytest.mark.parametrize(
     ("status", "at_meter", "expected"), [row[1:] for row in STATUS], ids=[row[0] for row in STATUS]
 )
-async def test_the_reported_status_follows_resource_and_meter(
-    plane: FakeContext, status: dict[str, Any], at_meter: Any, expected: str
+def test_the_reported_status_follows_resource_and_meter(
+    status: dict[str, Any], at_meter: Any, expected: str
 ) -> None:
-    accept(plane.store, "run-1", **status)
-    if at_meter is not None:
-        made = session(plane)
-        plane.views[session_uid(made)] = view(made, state=at_meter)
-    assert (await describe(plane))["TrainingSessionStatus"] == expected
+    session = made(**status)
+    seen = None if at_meter is None else view(session, state=at_meter)
+    assert control_session.reported_status(session, seen) == expected
 
 
 async def test_a_blocked_session_says_which_number_is_missing(plane: FakeContext) -> None:
     accept(plane.store, "run-1", state="Running")
-    made = session(plane)
-    plane.views[session_uid(made)] = view(
-        made, state="Blocked", missing_number=4, last_received_number=7
+    own = session(plane)
+    plane.views[session_uid(own)] = view(
+        own, state="Blocked", missing_number=4, last_received_number=7
     )
     detail = await describe(plane)
     assert "operation 4 is missing" in detail["ErrorDetails"]
@@ -113,23 +131,26 @@ async def test_a_blocked_session_says_which_number_is_missing(plane: FakeContext
         ({"last_failure": LastFailure(message="m" * 1024)}, Problem(code="x", message="e" * 5000), "e" * 1024),
     ],
 )  # fmt: skip
-async def test_a_failed_session_says_why(
-    plane: FakeContext, status: dict[str, Any], error: Problem | None, expected: str
+def test_a_failed_session_says_why(
+    status: dict[str, Any], error: Problem | None, expected: str
 ) -> None:
-    accept(plane.store, "run-1", state="Failed", **status)
-    made = session(plane)
-    if error is not None:
-        plane.views[session_uid(made)] = view(made, state="Failed", error=error)
-    assert (await describe(plane))["ErrorDetails"] == expected
+    session = made(state="Failed", **status)
+    seen = None if error is None else view(session, state="Failed", error=error)
+    detail = control_session.describe(session, CALLER.scope, "", seen, None)
+    assert detail["ErrorDetails"] == expected
+    assert (
+        output_problems("sagemaker", "DescribeTrainingSession", {"TrainingSessionDetail": detail})
+        == []
+    )
 
 
 # --- usage ---------------------------------------------------------------------------------------
 
 
 async def test_usage_is_what_the_meter_settled_while_there_is_one(plane: FakeContext) -> None:
-    made = session(plane)
+    own = session(plane)
     counts = Counts(prefill=2**40, cached_prefill=7, sample=3, train=11)
-    plane.views[session_uid(made)] = view(made, counts=counts)
+    plane.views[session_uid(own)] = view(own, counts=counts)
     assert (await describe(plane))["BillableTokenUsage"] == {
         "PrefillTokenCount": 2**40, "SampleTokenCount": 3, "TrainingTokenCount": 11,
     }  # fmt: skip
@@ -139,10 +160,10 @@ async def test_usage_is_what_the_meter_settled_while_there_is_one(plane: FakeCon
 async def test_usage_is_the_ledgers_where_no_meter_knows_better(
     plane: FakeContext, meter: Any
 ) -> None:
-    made = session(plane)
-    uid = session_uid(made)
+    own = session(plane)
+    uid = session_uid(own)
     if meter != "none":
-        plane.views[uid] = view(made, state=meter)
+        plane.views[uid] = view(own, state=meter)
     assert (await describe(plane))["BillableTokenUsage"]["PrefillTokenCount"] == 0
     await plane.ledger_admin.register("p-1", session=uid)
     await plane.ledger_admin.post("p-1", [make_event(n, session=uid) for n in (1, 2)])
@@ -184,10 +205,10 @@ async def test_a_list_is_filtered_by_name_status_and_time(plane: FakeContext) ->
     assert (await listed(plane, NameContains=""))[0] == ["Other", "run-1"]
     assert (await listed(plane, StatusEquals="Running"))[0] == ["run-1"]
     assert (await listed(plane, StatusEquals="Created"))[0] == ["Other"]
-    made = session(plane).metadata.creation_time_us / 1e6
-    assert (await listed(plane, CreationTimeAfter=made - 5))[0] == ["Other", "run-1"]
-    assert (await listed(plane, CreationTimeAfter=int(made) + 500))[0] == []
-    assert (await listed(plane, CreationTimeBefore=made - 5))[0] == []
+    own = session(plane).metadata.creation_time_us / 1e6
+    assert (await listed(plane, CreationTimeAfter=own - 5))[0] == ["Other", "run-1"]
+    assert (await listed(plane, CreationTimeAfter=int(own) + 500))[0] == []
+    assert (await listed(plane, CreationTimeBefore=own - 5))[0] == []
 
 
 async def test_a_tenant_lists_its_own_sessions_alone(plane: FakeContext) -> None:
@@ -221,51 +242,58 @@ async def test_a_next_token_fits_only_the_question_it_answered(plane: FakeContex
             await control.list_training_sessions(plane, caller, asked)
 
 
-@pytest.mark.parametrize(
-    ("asked", "text"),
-    [
-        ({"MaxResults": 0}, "MaxResults = 0"),
-        ({"MaxResults": 101}, "MaxResults = 101"),
-        ({"MaxResults": 1.5}, "MaxResults = 1.5"),
-        ({"StatusEquals": "running"}, "StatusEquals = 'running'"),
-        ({"NameContains": "a_b"}, "NameContains"),
-        ({"NextToken": "a" * 8193}, "8192"),
-        ({"CreationTimeAfter": "yesterday"}, "CreationTimeAfter"),
-        ({"CreationTimeAfter": float("nan")}, "CreationTimeAfter"),
-        ({"SortBy": "Name"}, "SortBy is not a member"),
-    ],
-)
-async def test_a_bad_list_is_refused(plane: FakeContext, asked: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        await control.list_training_sessions(plane, CALLER, asked)
-    assert text in caught.value.message
+BAD_LISTS: list[tuple[dict[str, Any], str]] = [
+    ({"MaxResults": 0}, "MaxResults = 0"),
+    ({"MaxResults": 101}, "MaxResults = 101"),
+    ({"MaxResults": 1.5}, "MaxResults = 1.5"),
+    ({"StatusEquals": "running"}, "StatusEquals = 'running'"),
+    ({"NameContains": "a_b"}, "NameContains"),
+    ({"NextToken": "a" * 8193}, "8192"),
+    ({"CreationTimeAfter": "yesterday"}, "CreationTimeAfter"),
+    ({"CreationTimeAfter": float("nan")}, "CreationTimeAfter"),
+    ({"SortBy": "Name"}, "SortBy is not a member"),
+]
+
+
+async def test_a_bad_list_is_refused(plane: FakeContext) -> None:
+    for asked, text in BAD_LISTS:
+        with pytest.raises(InvalidRequestError) as caught:
+            await control.list_training_sessions(plane, CALLER, asked)
+        assert text in caught.value.message, asked
+
+
+async def again(plane: FakeContext) -> None:
+    """The session run-1 as it was at first."""
+    for own in plane.store.list(TrainingSession, "acme"):
+        plane.store.delete(TrainingSession, "acme", own.metadata.name)
+    await control.create_training_session(plane, CALLER, create_body("run-1"))
 
 
 # --- stop and delete -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", ["Created", "Scheduled", "Running", "Blocked"])
-async def test_an_active_session_is_stopped_and_says_so_at_once(
-    plane: FakeContext, state: State
-) -> None:
-    accept(plane.store, "run-1", state=state)
-    assert await control.stop_training_session(plane, CALLER, NAMED) == {}
-    assert session(plane).spec.desired_state == "Stopped"
-    assert (await describe(plane))["TrainingSessionStatus"] == "Stopping"
+async def test_an_active_session_is_stopped_and_says_so_at_once(plane: FakeContext) -> None:
+    states: list[State] = ["Created", "Scheduled", "Running", "Blocked"]
+    for state in states:
+        await again(plane)
+        accept(plane.store, "run-1", state=state)
+        assert await control.stop_training_session(plane, CALLER, NAMED) == {}
+        assert session(plane).spec.desired_state == "Stopped"
+        assert (await describe(plane))["TrainingSessionStatus"] == "Stopping"
 
 
-@pytest.mark.parametrize("state", ["Stopping", "Stopped", "Failed", "Deleting", "DeletionFailed"])
 async def test_a_stop_that_cannot_be_is_refused_in_the_words_the_sdk_reads(
-    plane: FakeContext, state: State
+    plane: FakeContext,
 ) -> None:
-    from sagemaker.train.training_session.service_client import _STOP_IS_NOOP_STATUSES
-
-    accept(plane.store, "run-1", state=state)
-    with pytest.raises(InvalidRequestError) as caught:
-        await control.stop_training_session(plane, CALLER, NAMED)
-    assert state in _STOP_IS_NOOP_STATUSES
-    assert f"invalid session state transition from {state} to " in caught.value.message
-    assert session(plane).spec.desired_state == "Running"
+    states: list[State] = ["Stopping", "Stopped", "Failed", "Deleting", "DeletionFailed"]
+    for state in states:
+        await again(plane)
+        accept(plane.store, "run-1", state=state)
+        with pytest.raises(InvalidRequestError) as caught:
+            await control.stop_training_session(plane, CALLER, NAMED)
+        assert state in _STOP_IS_NOOP_STATUSES
+        assert f"invalid session state transition from {state} to " in caught.value.message
+        assert session(plane).spec.desired_state == "Running"
 
 
 async def test_stopping_an_expired_session_succeeds_and_makes_it_deletable_for_the_sdk(
@@ -279,63 +307,66 @@ async def test_stopping_an_expired_session_succeeds_and_makes_it_deletable_for_t
         await describe(plane)
 
 
-@pytest.mark.parametrize("state", ["Stopped", "Failed", "Expired", "DeletionFailed"])
-async def test_an_ended_session_is_deleted_and_then_gone(plane: FakeContext, state: State) -> None:
-    accept(plane.store, "run-1", state=state)
-    assert await control.delete_training_session(plane, CALLER, NAMED) == {}
-    assert await listed(plane) == ([], None)
-    with pytest.raises(NotFoundError):
-        await control.delete_training_session(plane, CALLER, NAMED)
+async def test_an_ended_session_is_deleted_and_then_gone(plane: FakeContext) -> None:
+    states: list[State] = ["Stopped", "Failed", "Expired", "DeletionFailed"]
+    for state in states:
+        await again(plane)
+        accept(plane.store, "run-1", state=state)
+        assert await control.delete_training_session(plane, CALLER, NAMED) == {}
+        assert await listed(plane) == ([], None)
+        with pytest.raises(NotFoundError):
+            await control.delete_training_session(plane, CALLER, NAMED)
 
 
-@pytest.mark.parametrize("state", ["Created", "Scheduled", "Running", "Blocked", "Stopping"])
-async def test_an_active_session_is_not_deleted(plane: FakeContext, state: State) -> None:
-    accept(plane.store, "run-1", conditions=[], state=state)
-    with pytest.raises(InvalidRequestError) as caught:
-        await control.delete_training_session(plane, CALLER, NAMED)
-    assert f"invalid session state transition from {state} to Deleting" in caught.value.message
-    assert session(plane).metadata.name == "run-1"
+async def test_an_active_session_is_not_deleted(plane: FakeContext) -> None:
+    states: list[State] = ["Created", "Scheduled", "Running", "Blocked", "Stopping"]
+    for state in states:
+        await again(plane)
+        accept(plane.store, "run-1", conditions=[], state=state)
+        with pytest.raises(InvalidRequestError) as caught:
+            await control.delete_training_session(plane, CALLER, NAMED)
+        assert f"invalid session state transition from {state} to Deleting" in caught.value.message
+        assert session(plane).metadata.name == "run-1"
 
 
 async def test_a_session_with_a_finalizer_is_deleting_until_it_is_lifted(
     plane: FakeContext,
 ) -> None:
-    made = session(plane)
-    held = made.metadata.model_copy(update={"finalizers": ["gristmill.dev/metering-flush"]})
-    plane.store.update(made.model_copy(update={"metadata": held}))
+    own = session(plane)
+    held = own.metadata.model_copy(update={"finalizers": ["gristmill.dev/metering-flush"]})
+    plane.store.update(own.model_copy(update={"metadata": held}))
     accept(plane.store, "run-1", state="Stopped")
     await control.delete_training_session(plane, CALLER, NAMED)
     assert (await describe(plane))["TrainingSessionStatus"] == "Deleting"
     await control.delete_training_session(plane, CALLER, NAMED)
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"TrainingSessionName": 1}, {"TrainingSessionName": "a/b"}, NAMED | {"X": 1}]
-)
-async def test_a_bad_name_is_refused(plane: FakeContext, body: dict[str, Any]) -> None:
+async def test_a_bad_name_is_refused(plane: FakeContext) -> None:
+    bodies: list[dict[str, Any]] = [
+        {}, {"TrainingSessionName": 1}, {"TrainingSessionName": "a/b"}, NAMED | {"X": 1},
+    ]  # fmt: skip
     for call in (
         control.describe_training_session,
         control.stop_training_session,
         control.delete_training_session,
     ):
-        with pytest.raises(GristmillError) as caught:
-            await call(plane, CALLER, body)
-        assert caught.value.code == "invalid_request"
+        for body in bodies:
+            with pytest.raises(InvalidRequestError):
+                await call(plane, CALLER, body)
 
 
 async def test_an_annotation_that_somebody_broke_does_not_break_describe(
     plane: FakeContext,
 ) -> None:
-    made = session(plane)
+    own = session(plane)
     for text in ("no json", "[]", '{"Tags": 5, "ModelConfig": {"X": 1}}', '{"Tags": [1]}'):
-        broken = made.metadata.model_copy(
+        broken = own.metadata.model_copy(
             update={
-                "annotations": made.metadata.annotations
-                | {"gristmill.dev/sagemaker-request": text},
+                "annotations": own.metadata.annotations | {"gristmill.dev/sagemaker-request": text},
                 "resource_version": session(plane).metadata.resource_version,
             }
         )
-        plane.store.update(made.model_copy(update={"metadata": broken}))
+        plane.store.update(own.model_copy(update={"metadata": broken}))
         detail = await describe(plane)
         assert detail["ModelConfig"]["BaseModelArn"].endswith("/Model/tiny/1.0.0")
         assert detail["Tags"] == []
