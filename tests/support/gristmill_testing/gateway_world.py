@@ -4,7 +4,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,6 +34,8 @@ from gristmill_contracts.session import (
     EndpointSecretSpec,
     Metadata,
     OutputSpec,
+    Tenant,
+    TenantStatus,
     TrainingSession,
     TrainingSessionSpec,
 )
@@ -123,6 +125,18 @@ class World:
     meter_url: str
     ledger: FakeLedger
     keys: dict[str, str] = field(default_factory=dict)
+    clients: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """As at the start: a meter and a ledger that know nothing, and the session `run-1` alone."""
+        for name, value in vars_of(FakeMeter()).items():
+            setattr(self.meter, name, value)
+        for name, value in vars_of(FakeLedger()).items():
+            setattr(self.ledger, name, value)
+        for kind in (TrainingSession, EndpointSecret):
+            for each in self.store.list(kind):
+                self.store.delete(kind, each.metadata.namespace, each.metadata.name)
+        self.add_session()
 
     def add_key(self, tenant: str = "acme", *, revoked: bool = False) -> str:
         """Make an access key; returns its id. Its secret is `secret-of-<id>`."""
@@ -188,7 +202,9 @@ class World:
         return self.store.update_status(current.model_copy(update={"status": status}))
 
     def client(self, service: str = RUNTIME, tenant: str = "acme", **config: Any) -> Any:
-        """An official client that checks nothing and tries once."""
+        """An official client that checks nothing and tries once. Kept, for making one is slow."""
+        if not config and (service, tenant) in self.clients:
+            return self.clients[service, tenant]
         key_id = self.keys[tenant]
         session = boto3.Session(
             aws_access_key_id=key_id,
@@ -196,7 +212,10 @@ class World:
             region_name=REGION,
         )
         settings = {"retries": {"max_attempts": 0}, "parameter_validation": False, **config}
-        return session.client(service, endpoint_url=self.url, config=Config(**settings))
+        made = session.client(service, endpoint_url=self.url, config=Config(**settings))
+        if not config:
+            self.clients[service, tenant] = made
+        return made
 
     def call(
         self,
@@ -228,12 +247,21 @@ class World:
             connection.close()
 
 
+def vars_of(fake: Any) -> dict[str, Any]:
+    return {each.name: getattr(fake, each.name) for each in fields(fake)}
+
+
 @contextmanager
 def gateway_world(folder: Path, result_wait_s: float = 0.5) -> Iterator[World]:
     """A tenant `acme` with a key, the base model `tiny`, and the session `run-1`."""
     store = open_local_store(folder / "store.sqlite3")
     model = BaseModelSpec(
         hugging_face_id="Lab/Tiny", vocabulary_size=VOCABULARY, context_length=CONTEXT
+    )
+    store.create(
+        Tenant(
+            metadata=Metadata(name="acme", namespace=""), status=TenantStatus(account_id=ACCOUNT)
+        )
     )
     store.create(BaseModelResource(metadata=Metadata(name="tiny", namespace=""), spec=model))
     meter, ledger = FakeMeter(), FakeLedger()
