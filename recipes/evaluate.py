@@ -11,6 +11,7 @@ of boto3, which takes a chat body and answers one, the model's own chat template
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -34,7 +35,7 @@ from sagemaker.train.training_session import (
 )
 
 THINGS = ["an insect", "a tree", "a language", "a planet", "a tool", "a river"]
-STOP = ["\n", "."]
+STOP = ["\n", ".", ",", ":", "!"]
 ROLE_ARN = os.environ.get("SAGEMAKER_ROLE_ARN", "arn:aws:iam::000000000000:role/researcher")
 console = Console()
 
@@ -45,11 +46,12 @@ def question(thing: str) -> list[dict[str, str]]:
 
 def reward_of(text: str) -> float:
     """Half for brevity (1 / words), half for being all lowercase letters. In [0, 1]."""
-    text = text.strip().rstrip(".")
+    # The text of sampled tokens still holds what stopped it.
+    text = re.split(f"[{''.join(STOP)}]", text.strip(), maxsplit=1)[0]
     words = text.split()
     if not words:
         return 0.0
-    return 0.5 / len(words) + 0.5 * (text.isalpha() and text == text.lower())
+    return 0.5 / len(words) + 0.5 * (text.isalpha() and text.islower())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Policy:
     def by_chat(self, runtime: Any, thing: str, samples: int, seed: int) -> list[str]:
         """`samples` answers to one OpenAI chat body; its `usage` tells their tokens."""
         body = {
-            "messages": question(thing), "n": samples, "max_tokens": 64, "temperature": 1.0,
+            "messages": question(thing), "n": samples, "max_tokens": 512, "temperature": 1.0,
             "stop": STOP, "seed": seed,
         }  # fmt: skip
         answer = runtime.sample_training_session(

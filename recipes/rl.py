@@ -6,13 +6,14 @@
 The task: "Name an animal. Answer with one lowercase word." A function checks each answer, no model
 judges it. Every iteration saves the policy, samples a group of answers for each prompt, takes each
 answer's advantage over its group, and makes one optimizer step. Answers end at the model's end
-token, a full stop or a line break, so that they stay short.
+token, at punctuation or at a line break, so that they stay short.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -43,7 +44,7 @@ THINGS = [
     "an animal", "a fruit", "a colour", "a city", "a tool", "a bird", "a country", "a vegetable",
     "a drink", "a sport", "a flower", "a metal",
 ]  # fmt: skip
-STOP = ["\n", "."]
+STOP = ["\n", ".", ",", ":", "!"]
 LOSSES = ("importance_sampling", "ppo")
 ROLE_ARN = os.environ.get("SAGEMAKER_ROLE_ARN", "arn:aws:iam::000000000000:role/researcher")
 console = Console()
@@ -62,11 +63,12 @@ class Answer:
 
 def reward_of(text: str) -> float:
     """Half for brevity (1 / words), half for being all lowercase letters. In [0, 1]."""
-    text = text.strip().rstrip(".")
+    # The text of sampled tokens still holds what stopped it.
+    text = re.split(f"[{''.join(STOP)}]", text.strip(), maxsplit=1)[0]
     words = text.split()
     if not words:
         return 0.0
-    return 0.5 / len(words) + 0.5 * (text.isalpha() and text == text.lower())
+    return 0.5 / len(words) + 0.5 * (text.isalpha() and text.islower())
 
 
 def sample_answers(
