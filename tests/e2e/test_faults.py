@@ -12,11 +12,11 @@ import pytest
 import sagemaker.train.training_session as sdk
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.exceptions import HTTPClientError
-from gristmill_testing.instance import RunningGristmill
 
 from gristmill_contracts.limits import STREAM_FLUSH_TOKENS
 from gristmill_testing.books import Books
 from gristmill_testing.faulty_proxy import FaultyProxy, faulty_proxy
+from gristmill_testing.instance import RunningGristmill
 from gristmill_testing.raw_wire import (
     ROLE_ARN,
     Clients,
@@ -66,8 +66,7 @@ def silent(instance: RunningGristmill, part: str) -> Iterator[None]:
 
 
 def expect_usage(books: Books, name: str, **tokens: int) -> None:
-    expected = {**NOTHING, **tokens}
-    wait_until(lambda: books.usage(name) == expected, f"{name} to cost {expected}", 30)
+    books.expect(name, {**NOTHING, **tokens})
 
 
 # --- lost answers --------------------------------------------------------------------------------

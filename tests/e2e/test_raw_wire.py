@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gristmill_testing.instance import RunningGristmill
 
+from gristmill_testing.instance import RunningGristmill
 from gristmill_testing.raw_wire import (
     Clients,
     RawSession,

@@ -1,9 +1,12 @@
 """What the books say of one session: by the ledger's usage API and by `gristmill usage`."""
 
 import json
+import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +42,22 @@ class Books:
         return _tokens(
             row for row in self.rows(group_by="session") if row["session_name"] == session
         )
+
+    def expect(self, session: str, tokens: Tokens, timeout_s: float = 30.0) -> None:
+        """Wait until both ways say exactly these tokens. A ledger that is being restarted is waited for."""
+        deadline = time.monotonic() + timeout_s
+        found: Tokens | None = None
+        while found != tokens:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{session} should cost {tokens}, the ledger says {found}")
+            with suppress(urllib.error.URLError):
+                found = self.usage(session)
+            time.sleep(0.05)
+        by_cli = self.usage_by_cli(session)
+        if by_cli != tokens:
+            raise AssertionError(
+                f"the ledger says {tokens} for {session}, the command line {by_cli}"
+            )
 
     def usage_by_cli(self, session: str) -> Tokens:
         rows = json.loads(self.cli("usage", "--group-by", "session", "--output", "json"))["rows"]

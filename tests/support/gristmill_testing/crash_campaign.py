@@ -52,9 +52,8 @@ class Run:
     def kills_of(self) -> Counter[str]:
         return Counter(kill.part for kill in self.landed)
 
-    @property
-    def inside(self) -> list[Landed]:
-        return [kill for kill in self.landed if kill.in_flight]
+    def kills_inside(self) -> Counter[str]:
+        return Counter(kill.part for kill in self.landed if kill.in_flight)
 
     def log(self) -> str:
         return "\n".join(json.dumps(asdict(kill)) for kill in self.landed)
@@ -87,7 +86,10 @@ def train(
     datums: int,
     length: int,
 ) -> Run:
-    """Run `steps` pipelined steps, carrying out the kills; the SDK's own retries do the rest."""
+    """Run `steps` pipelined steps, carrying out the kills; the SDK's own retries do the rest.
+
+    A forward at the end shows what the last step made of the weights.
+    """
     run, by_step, usual_s = Run(), {planned.step: planned for planned in kills}, 0.1
     with ThreadPoolExecutor(max_workers=2) as pool:
         for step in range(steps):
@@ -110,6 +112,9 @@ def train(
             run.losses.append(result.metrics["actor/pg_loss"])
             run.digests.append(_digest(result.loss_fn_outputs))
             run.tokens += sum(map(len, rows))
+    last = rows_of(steps, datums, length)
+    run.digests.append(_digest(client.forward(batch(last)).result().loss_fn_outputs))
+    run.tokens += sum(map(len, last))
     return run
 
 
