@@ -1,5 +1,6 @@
 """The worker as a process: its socket, its answers, its end."""
 
+import contextlib
 import http.client
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gristmill_contracts.errors import ConflictError, OperationFailedError
+from gristmill_contracts.errors import ConflictError, OperationFailedError, UnavailableError
 from gristmill_contracts.http import (
     Execute,
     Executed,
@@ -30,6 +31,8 @@ from gristmill_contracts.operations import Forward, ForwardBackward, ForwardResu
 from gristmill_testing.bare_worker import BareWorker, UnixConnection
 from gristmill_testing.local_runner import datum, sample, step
 from gristmill_worker.__main__ import main
+from gristmill_worker.engine import Engine
+from gristmill_worker.settings import WorkerSettings
 
 UID = "55555555-5555-5555-5555-555555555555"
 LENGTH = struct.Struct("<I")
@@ -46,12 +49,10 @@ class Running:
         return self.folder / "w.sock"
 
     def call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        connection = UnixConnection(self.socket)
-        connection.request(method, path, body=body)
-        response = connection.getresponse()
-        answer = response.status, response.read()
-        connection.close()
-        return answer
+        with contextlib.closing(UnixConnection(self.socket)) as connection:
+            connection.request(method, path, body=body)
+            response = connection.getresponse()
+            return response.status, response.read()
 
 
 def environment(folder: Path, model: Path) -> dict[str, str]:
@@ -71,11 +72,12 @@ def environment(folder: Path, model: Path) -> dict[str, str]:
 
 def start(folder: Path, model: Path) -> Running:
     """Started, and ready unless it ended."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gristmill_worker"],
-        env=environment(folder, model),
-        stderr=(folder / "log").open("wb"),
-    )
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gristmill_worker"],
+            env=environment(folder, model),
+            stderr=log,
+        )
     running = Running(process, folder, saw_not_ready=False)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
@@ -168,7 +170,7 @@ def test_an_error_of_an_operation_reaches_the_caller(session: BareWorker) -> Non
         ("POST", "/v1/sessions/nobody/stream", encoded_sample(), 404, "not_found"),
     ],
 )
-def test_requests_that_reach_no_session_are_problems(
+def test_requests_that_reach_no_session_are_problems(  # noqa: PLR0917
     worker: Running, method: str, path: str, body: bytes, status: int, code: str
 ) -> None:
     found, answer = worker.call(method, path, body)
@@ -215,12 +217,15 @@ def test_a_stream_is_the_sample_in_chunks(worker: Running, tmp_path: Path) -> No
 
 def test_a_stream_that_cannot_run_ends_with_its_error(worker: Running, tmp_path: Path) -> None:
     open_session(worker, tmp_path)
-    _, response = stream(worker, prompt=[5, 600])
+    connection, response = stream(worker, prompt=[5, 600])
     (chunk,) = chunks_of(response)
+    connection.close()
     assert chunk.error is not None
     assert chunk.error.code == "invalid_request"
-    _, response = stream(worker, num_samples=2)
+    connection, response = stream(worker, num_samples=2)
     assert response.status == 400
+    assert msgspec.msgpack.decode(response.read(), type=Problem).code == "invalid_request"
+    connection.close()
 
 
 def test_a_reader_that_leaves_ends_the_sampling(worker: Running, tmp_path: Path) -> None:
@@ -241,48 +246,39 @@ def test_a_reader_that_leaves_ends_the_sampling(worker: Running, tmp_path: Path)
     assert 8 <= sampled() - before < 900
 
 
-def test_a_killed_worker_comes_back_from_its_snapshot(llama_dir: Path, tmp_path: Path) -> None:
-    running = start(tmp_path, llama_dir)
-    session = BareWorker(running.socket, tmp_path / "state")
+def test_a_killed_worker_comes_back_from_its_snapshot(
+    worker: Running, llama_dir: Path, tmp_path: Path
+) -> None:
+    """The new one takes over the socket file of the killed one."""
+    session = BareWorker(worker.socket, tmp_path / "state")
     session.open(rank=4, alpha=8)
     operation = ForwardBackward(loss="cross_entropy", loss_config={}, datums=[datum([5, 6, 7])])
     session.execute(operation)
     path = f"/v1/sessions/{session._uid}"
-    assert running.call("POST", f"{path}/snapshot")[0] == 200
-    running.process.kill()
-    running.process.wait()
+    assert worker.call("POST", f"{path}/snapshot")[0] == 200
+    worker.process.kill()
+    worker.process.wait()
+    session._connection.close()
 
-    again = start(tmp_path, llama_dir)  # over the socket file of the killed one
+    worker.process = start(worker.folder, llama_dir).process
     request = OpenSession(
         tenant=TenantName("bench"), rank=4, alpha=8, seed=1, state_dir=str(tmp_path / "state")
     )
-    _, body = again.call("PUT", path, msgspec.msgpack.encode(request))
+    _, body = worker.call("PUT", path, msgspec.msgpack.encode(request))
     assert msgspec.msgpack.decode(body, type=OpenedSession).applied == 1
-    again.process.send_signal(signal.SIGTERM)
-    assert again.process.wait(30) == 0
 
 
-def test_a_model_that_cannot_be_loaded_is_told_and_not_fatal_to_the_server(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gristmill_worker"],
-        env=environment(tmp_path, tmp_path),
-        stderr=subprocess.DEVNULL,
-    )
-    running = Running(process, tmp_path, saw_not_ready=False)
-    deadline = time.monotonic() + 60
-    body = b""
-    while b"not a prepared model" not in body and time.monotonic() < deadline:
-        try:
-            status, body = running.call("GET", "/readyz")
-        except OSError:
-            time.sleep(0.02)
-            continue
-        assert status == 503
-    assert b"not a prepared model" in body
-    status, answer = running.call("POST", f"/v1/sessions/{UID}/snapshot")
-    assert (status, msgspec.msgpack.decode(answer, type=Problem).code) == (503, "unavailable")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    engine = Engine(WorkerSettings(socket=tmp_path / "s", model_dir=tmp_path))
+    with pytest.raises(UnavailableError, match="still loading"):
+        engine.submit(lambda runner: runner.applied())
+    engine.start()
+    engine.thread.join()
+    with pytest.raises(UnavailableError, match="not a prepared model"):
+        engine.submit(lambda runner: runner.applied())
+    assert not engine.ready
+    assert not engine.status().ready
+    engine.stop(1)
 
 
 def test_bad_settings_are_named(

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Union
 
 
 class Crash(BaseException):
@@ -21,7 +20,7 @@ class Folder:
     durable: dict[str, "Entry"] = field(default_factory=dict)
 
 
-Entry = Union[File, Folder]
+Entry = File | Folder
 
 
 class LossyDisk:
