@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -17,11 +18,10 @@ from gristmill_cli.local.layout import (
     make_group_folders,
     write_private,
 )
-from gristmill_cli.local.ledger_client import LedgerClient
 from gristmill_cli.local.world import World, group_of
 from gristmill_contracts import labels
 from gristmill_contracts.errors import ConflictError, NotFoundError
-from gristmill_contracts.http import Assignment, RegisterSession
+from gristmill_contracts.http import Assignment, RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.session import (
     EndpointSecret,
@@ -35,13 +35,21 @@ from gristmill_sessions.observed import Action, Seat
 from gristmill_sessions.port import ResourceStore
 
 
+class Registrar(Protocol):
+    """What a session must be told to before it starts: the ledger."""
+
+    async def put_tenant(self, tenant: str) -> TenantAccount: ...
+
+    async def register_session(self, session: RegisterSession) -> None: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Hands:
     """`do` an action. Every action may be done again: it ends in the same state."""
 
     layout: Layout
     store: ResourceStore
-    ledger: LedgerClient
+    ledger: Registrar
     world: World
     endpoint: Callable[[GroupKey], str]
     """Where the meter of a group listens."""
@@ -72,7 +80,6 @@ class Hands:
 
     async def _register(self, session: TrainingSession) -> None:
         uid = session_uid(session)
-        await self.ledger.put_tenant(session.metadata.namespace)
         request = RegisterSession(
             uid=uid,
             tenant=TenantName(session.metadata.namespace),
@@ -83,6 +90,7 @@ class Hands:
             created_us=session.metadata.creation_time_us,
         )
         try:
+            await self.ledger.put_tenant(session.metadata.namespace)
             await self.ledger.register_session(request)
         except ConflictError as error:
             # Not a stale resource: trying again would not help.

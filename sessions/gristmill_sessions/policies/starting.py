@@ -47,7 +47,7 @@ def registration(observed: Observed) -> Plan | None:
     """Nothing starts before the ledger knows whom to bill."""
     if observed.registered:
         return None
-    reason = "LedgerRefused" if observed.error else "Registering"
+    reason = "RegistrationFailed" if observed.error else "Registering"
     seated = observed.seat is not None
     return Plan(
         policy="registration",
