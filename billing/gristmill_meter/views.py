@@ -52,4 +52,5 @@ def session_view(state: SessionState, service: ServiceState, attempt: int) -> Se
         error=state.failure,
         counts=state.counts,
         last_activity_us=state.last_activity_us,
+        open_operations=len(state.open_keys),
     )
