@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Final
 
+from gristmill_contracts import limits
 from gristmill_contracts.errors import GristmillError, OperationFailedError
 from gristmill_contracts.http import Assignment, Heartbeat, StreamChunk, Submit
 from gristmill_meter import frames
@@ -21,7 +22,7 @@ from gristmill_meter.ports import Ledger, Worker
 from gristmill_meter.poster import Poster
 from gristmill_meter.sampler import Sampler
 from gristmill_meter.session import SKIP_BATCH_MAX, Session
-from gristmill_meter.state import blob_is_needed, forget_results
+from gristmill_meter.state import blob_is_needed, forget_results, trim_results
 from gristmill_meter.streams import TokenStream, check_streamable
 from gristmill_meter.trainer import Trainer
 
@@ -149,10 +150,11 @@ class Driver:
         session = self.session
         kept_us = int(session.settings.result_retention_s * 1e6)
         forget_results(session.state, session.now_us() - kept_us)
+        await session.log.durable(session.log.appended_number)
+        trim_results(session.state, limits.INLINE_RESULTS_BYTES_MAX)
         if session.now_us() < self._sweep_us:
             return
         self._sweep_us = session.now_us() + int(SWEEP_S * 1e6)
-        await session.log.durable(session.log.appended_number)
         names = await asyncio.to_thread(session.log.blob_names)
         unneeded = [name for name in names if not blob_is_needed(session.state, name)]
         if unneeded:

@@ -16,11 +16,13 @@ import msgspec
 from gristmill_contracts import limits
 from gristmill_contracts.errors import GristmillError, LogLostError, VolumeFailedError
 from gristmill_meter.disk import Appender, Disk
-from gristmill_meter.frames import Body, Frame, decode_frame
+from gristmill_meter.frames import Body, Frame, Result, decode_frame
 from gristmill_meter.segment import (
     HEADER_BYTES,
+    Segment,
     crc32c,
     pack_frame,
+    proven_durable,
     read_segment,
     segment_header,
 )
@@ -82,26 +84,42 @@ class SessionLog:
         payloads = self._read_segments(resume=False)[: self.durable_number]
         return [_decode(self.folder, at + 1, payload) for at, payload in enumerate(payloads)]
 
+    def read_frame(self, number: int) -> Frame:
+        """One durable frame, read again (blocking; on a thread)."""
+        for _, path in reversed(self._segments()):
+            segment = read_segment(self.disk.read(path))
+            if segment is not None and segment.first <= number:
+                return _decode(self.folder, number, segment.payloads[number - segment.first])
+        raise _lost(self.folder, number, number)
+
+    def _segments(self) -> list[tuple[int, str]]:
+        names = [name for name in self.disk.list(self.folder) if name.startswith("log-")]
+        return [(int(name[4:12]), f"{self.folder}/{name}") for name in names]
+
     def _read_segments(self, *, resume: bool) -> list[bytes]:
+        """Payloads of all frames. A segment takes over from its first frame on: see `_write`."""
         payloads: list[bytes] = []
-        names = [n for n in self.disk.list(self.folder) if n.startswith("log-")]
-        for name in names:
-            path = f"{self.folder}/{name}"
+        newest: tuple[str, Segment, int] | None = None
+        for number, path in self._segments():
             content = self.disk.read(path)
             segment = read_segment(content)
-            if resume:
-                self._segment = int(name[4:12])
             if segment is None:
-                continue  # The segment was being begun: no frame in it was ever durable.
+                # It was being begun; unless its frames say that more had been durable.
+                self._check_damage(payloads, proven_durable(content, 0))
+                continue
             if segment.first > len(payloads) + 1:
                 raise _lost(self.folder, len(payloads) + 1, segment.first - 1)
             payloads = payloads[: segment.first - 1] + segment.payloads
-            if name != names[-1] or not resume:
-                continue
-            if segment.damaged_after > len(payloads):
-                raise _lost(self.folder, len(payloads) + 1, segment.damaged_after)
-            self._resume_segment(path, segment.end, len(content))
+            self._segment = number if resume else self._segment
+            newest = (path, segment, len(content))
+        if newest is not None and resume:
+            self._check_damage(payloads, newest[1].damaged_after)
+            self._resume_segment(newest[0], newest[1].end, newest[2])
         return payloads
+
+    def _check_damage(self, payloads: list[bytes], proven: int) -> None:
+        if proven > len(payloads):
+            raise _lost(self.folder, len(payloads) + 1, proven)
 
     def _resume_segment(self, path: str, end: int, size: int) -> None:
         if end < size:
@@ -175,6 +193,15 @@ class SessionLog:
     def blob_names(self) -> list[str]:
         """Blob files on the disk (blocking), without those that are still being written."""
         return [n for n in self.disk.list(f"{self.folder}/blobs") if n not in self._staged]
+
+    async def read_result(self, body: Body, frame: int) -> bytes:
+        """The bytes of a result whose inline copy may have been let go: RESULT is `frame`."""
+        if body.inline is None and not body.blob:
+            again = await asyncio.to_thread(self.read_frame, frame)
+            if not isinstance(again, Result):
+                raise VolumeFailedError(f"frame {frame} of log {self.folder} holds no result")
+            body = again.result
+        return await self.read_body(body)
 
     async def remove_blobs(self, names: Sequence[str]) -> None:
         await asyncio.to_thread(self._remove_blobs, names)

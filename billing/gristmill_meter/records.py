@@ -102,6 +102,9 @@ class SessionState:
     """Settled and billed."""
     results: deque[Key] = field(default_factory=deque)
     """Completed operations whose result is kept, in order of completion."""
+    inline_results: deque[Key] = field(default_factory=deque)
+    """Those whose result is in memory, oldest first."""
+    inline_bytes: int = 0
     events: deque[tuple[int, UsageEvent]] = field(default_factory=deque)
     """(frame number, event) of what the ledger may not have yet, in producer order."""
     head_seq: int = 0

@@ -48,7 +48,7 @@ async def _release(
         return operation_view(record, state)
     if record.claim != "expired":
         _check_kept(session, record)
-    result = b"" if record.result is None else await session.log.read_body(record.result)
+    result = await _read(session, record)
     if record.claim == "waiting" and await gone():
         return operation_view(record, "InProgress")
     if record.claim == "waiting":
@@ -57,6 +57,12 @@ async def _release(
     if record.claim == "expired":
         return operation_view(_unfetched(record), "Failed")
     return operation_view(record, "Completed", result)
+
+
+async def _read(session: Session, record: Record) -> bytes:
+    if record.result is None:
+        return b""
+    return await session.log.read_result(record.result, record.settled_frame)
 
 
 def _check_kept(session: Session, record: Record) -> None:

@@ -67,7 +67,7 @@ def read_segment(content: bytes) -> Segment | None:
         payloads.append(frame[2])
         at += FRAME_HEADER_BYTES + len(frame[2])
     return Segment(
-        first=first, payloads=payloads, end=at, damaged_after=_proven_durable(content, at)
+        first=first, payloads=payloads, end=at, damaged_after=proven_durable(content, at)
     )
 
 
@@ -85,7 +85,7 @@ def _read_frame(content: bytes, at: int) -> tuple[int, int, bytes] | None:
     return number, durable, payload
 
 
-def _proven_durable(content: bytes, at: int) -> int:
+def proven_durable(content: bytes, at: int) -> int:
     """Highest `durable` that a whole frame behind the unreadable position names."""
     highest = 0
     while (at := content.find(MARK, at + 1)) != -1:

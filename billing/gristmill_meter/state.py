@@ -8,7 +8,7 @@ from gristmill_contracts.http import OperationState, Problem
 from gristmill_contracts.ids import Stream, UsageKind, event_id
 from gristmill_contracts.usage import Counts, Outcome, UsageEvent
 from gristmill_meter import frames
-from gristmill_meter.frames import Frame
+from gristmill_meter.frames import Body, Frame
 from gristmill_meter.records import STATELESS_KINDS, Record, SessionState
 
 
@@ -97,6 +97,9 @@ def _result(state: SessionState, frame: frames.Result) -> list[Record]:
         state.default_adapter = frame.default_adapter
     _executed(state, record, frame.index, frame.wall_us)
     state.results.append(record.key)
+    if frame.result.inline is not None:
+        state.inline_results.append(record.key)
+        state.inline_bytes += frame.result.size
     if record.stream == "log" or record.kind in STATELESS_KINDS:
         record.payload = None
     state.snapshot_forced |= record.kind == "load_state"
@@ -254,8 +257,19 @@ def forget_results(state: SessionState, ended_before_us: int) -> None:
         record = state.records[state.results[0]]
         if record.ended_us >= ended_before_us:
             return
+        if record.result is not None and record.result.inline is not None:
+            state.inline_bytes -= record.result.size
         record.result = None
         state.results.popleft()
+
+
+def trim_results(state: SessionState, bytes_max: int) -> None:
+    """Let go of the oldest inline results in memory; the log keeps them, each in its RESULT frame."""
+    while state.inline_results and state.inline_bytes > bytes_max:
+        record = state.records[state.inline_results.popleft()]
+        if record.result is not None and record.result.inline is not None:
+            state.inline_bytes -= record.result.size
+            record.result = Body(size=record.result.size, crc=record.result.crc)
 
 
 def blob_is_needed(state: SessionState, name: str) -> bool:

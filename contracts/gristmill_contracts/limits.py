@@ -66,6 +66,8 @@ FRAME_BYTES_MAX: Final = 1 * 2**20
 INLINE_PAYLOAD_BYTES_MAX: Final = 16 * 2**10
 """Larger payloads and results live in blob files beside the log."""
 SEGMENT_BYTES_MAX: Final = 64 * 2**20
+INLINE_RESULTS_BYTES_MAX: Final = 32 * 2**20
+"""Small results of one session that stay in memory; older ones are read from the log again."""
 RESULT_ROOM_BYTES_MIN: Final = 64 * 2**10
 LOG_FREE_BYTES_MIN: Final = 64 * 2**20
 """New work is refused when the volume has less than this and the reserved room left."""

@@ -47,9 +47,9 @@ async def test_nothing_is_posted_before_it_is_durable(world: World) -> None:
             gate.wait(5)
 
     world.disk.hook = hold_results
+    batches = world.ledger.calls["post_batch"]
     await world.submit(2, forward_backward())
     await world.until(held.is_set, "the RESULT was written, not synced")
-    batches = world.ledger.calls["post_batch"]
     beats = world.ledger.calls["post_heartbeats"]
     await world.until(lambda: world.ledger.calls["post_heartbeats"] > beats + 2, "time went by")
     assert world.ledger.calls["post_batch"] == batches

@@ -143,6 +143,43 @@ async def test_damage_to_what_was_durable_is_told_and_not_cut() -> None:
         opened(survivor)
 
 
+@pytest.mark.parametrize("fate", ["power failure", "kill -9"])
+async def test_a_segment_that_was_just_being_begun_hides_nothing(fate: str) -> None:
+    disk = FakeDisk()
+    log, _ = opened(disk)
+    await log.durable(append(log, 1))
+    survivor = disk.crash() if fate == "power failure" else disk.killed()
+    survivor.open_append("s/log-00000002.seg").write(b"GML")
+    log, frames = opened(survivor)
+    assert frames == [claim(1)]
+    await log.durable(append(log, 2))
+    assert opened(survivor.crash())[1] == [claim(1), claim(2)]
+
+
+async def test_what_recovery_finds_unsynced_is_durable_before_it_counts() -> None:
+    """After kill -9 the page cache may hold frames that no fsync has reached."""
+    disk = FakeDisk()
+    log, _ = opened(disk)
+    await log.durable(append(log, 1))
+    survivor = disk.crash()
+    await log.durable(append(log, 2))
+    cached = disk.files["s/log-00000001.seg"].content
+    survivor.files["s/log-00000001.seg"].content = bytearray(cached)
+    assert opened(survivor)[1] == [claim(1), claim(2)]
+    assert opened(survivor.crash())[1] == [claim(1), claim(2)]
+
+
+async def test_a_broken_header_over_durable_frames_is_told() -> None:
+    disk = FakeDisk()
+    log, _ = opened(disk)
+    for number in (1, 2, 3):
+        await log.durable(append(log, number))
+    survivor = disk.crash()
+    survivor.files["s/log-00000001.seg"].content[3] ^= 1
+    with pytest.raises(LogLostError):
+        opened(survivor)
+
+
 async def test_a_missing_segment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SEGMENT_BYTES_MAX", 100)
     disk = FakeDisk()

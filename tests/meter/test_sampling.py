@@ -157,6 +157,22 @@ async def test_results_are_kept_for_their_retention_and_no_longer(
     assert world.ledger.billed() == Counts(train=6000)
 
 
+async def test_old_small_results_leave_memory_and_are_read_from_the_log(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INLINE_RESULTS_BYTES_MAX", 0)
+    monkeypatch.setattr(limits, "SEGMENT_BYTES_MAX", 400)
+    world = await make_world(claim_timeout_s=0.5).start()
+    before = [await world.train(number, forward_backward(3, number)) for number in range(1, 7)]
+    await world.until(lambda: world.session.state.inline_bytes == 0, "memory was let go")
+    record = world.session.state.records["train", 1]
+    assert record.result is not None
+    assert record.result.inline is None
+    assert [await world.poll("train", number) for number in range(1, 7)] == before
+    await world.crash()
+    assert [await world.poll("train", number) for number in range(1, 7)] == before
+
+
 async def test_two_hundred_mixed_operations_are_counted_to_the_token(world: World) -> None:
     """What the client adds up from its results equals what the ledger holds."""
     chance = random.Random(20)
