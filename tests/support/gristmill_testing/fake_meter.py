@@ -150,8 +150,11 @@ class FakeMeter:
     waits_s: list[float] = field(default_factory=list)
     doors: list[str] = field(default_factory=list)
     streams_open: int = 0
-    stream_gate: asyncio.Event | None = None
-    """Where set, a stream stops after its first chunk until the event."""
+    never_ends: bool = False
+    """A stream stands still behind its first chunk, until its reader leaves."""
+    hold_polls: bool = False
+    """A poll stands still until its caller leaves."""
+    polls_held: int = 0
 
     def app(self) -> Starlette:
         base = "/v1/sessions/{uid}"
@@ -231,6 +234,11 @@ class FakeMeter:
 
     async def _poll(self, request: Request) -> Response:
         self.waits_s.append(float(request.query_params["wait_s"]))
+        if self.hold_polls:
+            self.polls_held += 1
+            while not await request.is_disconnected():
+                await asyncio.sleep(0.01)
+            self.polls_held -= 1
         parts = request.path_params
         view = self.views.get((parts["uid"], parts["stream"], int(parts["number"])))
         if view is None:
@@ -279,8 +287,8 @@ class FakeMeter:
                     problem = Problem(code="unavailable", message="the worker was lost")
                     yield _framed(_chunk(index, "", error=problem))
                     return
-                if index == 1 and self.stream_gate is not None:
-                    await self.stream_gate.wait()
+                if index == 1 and self.never_ends:
+                    await asyncio.Event().wait()
                 final = "stop" if index == len(TEXT) - 1 else None
                 yield _framed(_chunk(index, text, final=final))
         finally:
