@@ -121,6 +121,8 @@ def test_the_bill_is_read_from_the_row_of_the_session(monkeypatch: pytest.Monkey
     recipe = load_recipe("sft")
     out = '{"rows": [{"session_name": "a", "train": 1}, {"session_name": "b", "train": 2}]}'
     monkeypatch.setattr(recipe.shutil, "which", lambda _: "gristmill")
-    monkeypatch.setattr(recipe.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=out))
+    monkeypatch.setattr(
+        recipe.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=out, returncode=0)
+    )
     assert recipe.billed("b")["train"] == 2
     assert recipe.billed("c") == {}
