@@ -117,6 +117,12 @@ def through_the_wire(connection: SignedConnection, session: str, number: int) ->
     return total_ms
 
 
+def cpu_ms(pid: int) -> float:
+    """Processor time that a process has used so far: what a busy machine does not distort."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+
+
 def fsync_once(file: int) -> float:
     started = time.perf_counter()
     os.write(file, b"x" * 512)
@@ -124,7 +130,8 @@ def fsync_once(file: int) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def measure(folder: Path, operations: int) -> list[Timings]:
+def measure(folder: Path, operations: int) -> tuple[list[Timings], dict[str, float]]:
+    """Timings of the three things, and the processor time of each part for one operation."""
     wire, bare, disk = (
         Timings("gateway + meter + worker"),
         Timings("bare worker (unix socket)"),
@@ -141,16 +148,21 @@ def measure(folder: Path, operations: int) -> list[Timings]:
         worker.open(rank=4, alpha=8)
         for _ in range(WARM_UP):
             bare_forward(worker)
+        pids = {part: instance.pid_of(part) for part in ("gateway", "meter", "worker")}
+        cpu = dict.fromkeys(pids, 0.0)
         file = os.open(folder / "data" / "fsync-probe", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         while len(wire.values_ms) < operations:
+            before = {part: cpu_ms(pid) for part, pid in pids.items()}
             for _ in range(ROUND):
                 wire.values_ms.append(through_the_wire(connection, session.name, next(numbers)))
+            for part, pid in pids.items():
+                cpu[part] += cpu_ms(pid) - before[part]
             bare.values_ms.extend(bare_forward(worker) for _ in range(ROUND))
             disk.values_ms.extend(fsync_once(file) for _ in range(ROUND))
         os.close(file)
         worker.close()
         session.stop()
-    return [wire, bare, disk]
+    return [wire, bare, disk], {part: used / len(wire.values_ms) for part, used in cpu.items()}
 
 
 def main() -> None:
@@ -161,10 +173,14 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.data_dir) as folder:
-        wire, bare, disk = measure(Path(folder), arguments.operations)
+        (wire, bare, disk), cpu = measure(Path(folder), arguments.operations)
     print(f"{'milliseconds':<34} {'p50':>9} {'p90':>9} {'p99':>9} {'n':>7}")
     for timings in (wire, bare, disk):
         print(timings.row())
+    print(
+        "processor time of one operation: "
+        + ", ".join(f"{part} {used:.2f} ms" for part, used in cpu.items())
+    )
     overhead = {share: wire.quantile(share) - bare.quantile(share) for share in (0.5, 0.99)}
     print(f"overhead of gateway + meter: p50 {overhead[0.5]:.2f} ms, p99 {overhead[0.99]:.2f} ms")
     verdict = (
