@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import GristmillError, OperationFailedError
+from gristmill_contracts.errors import FencedError, GristmillError, OperationFailedError
 from gristmill_contracts.http import Assignment, Heartbeat, StreamChunk, Submit
 from gristmill_meter import frames
 from gristmill_meter.decisions import (
@@ -87,14 +87,16 @@ class Driver:
         error = task.exception()
         if error is not None and not self.session.unwritable:
             self.session.crashed(error)
+        self._end_lost()
 
     def reassign(self, assignment: Assignment) -> None:
         """Take a changed assignment: another attempt, another secret, or the wish to stop."""
         session = self.session
         session.assignment = assignment
-        if session.unwritable or session.state.closed:
-            return
-        session.note_owner()
+        if isinstance(session.broken, FencedError):
+            session.crashed_us = 1  # Perhaps it is ours again: open it anew.
+        if not session.unwritable and not session.state.closed:
+            session.note_owner()
         if assignment.desired == "stop":
             self.stop()
 
@@ -164,9 +166,19 @@ class Driver:
 
     def stop(self) -> None:
         """Begin to end the session; `service` tells how far it is."""
-        if self._stopping is None and self.session.broken is None:
+        session = self.session
+        if session.broken is not None:
+            self._end_lost()
+        elif self._stopping is None and not session.state.closed:
             self._stopping = asyncio.create_task(self._stop())
             self._stopping.add_done_callback(self._ended)
+
+    def _end_lost(self) -> None:
+        """A session whose log is older than the ledger's knowledge has nothing to finish or ship."""
+        session = self.session
+        if session.ledger_has_all and session.assignment.desired == "stop":
+            session.stopping = session.shipped = True
+            session.announce()
 
     async def _stop(self) -> None:
         session = self.session

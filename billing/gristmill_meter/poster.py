@@ -35,6 +35,7 @@ class Poster:
                 await self._move_to(gap.expected_seq)
                 await backoff(0, self.session.settings.retry_first_s, 1.0)
             except (FencedError, LogLostError) as error:
+                self.session.ledger_has_all = isinstance(error, LogLostError)
                 self.session.break_off(error)
                 return
             except GristmillError as error:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Awaitable, Callable
 
+from gristmill_contracts import limits
 from gristmill_contracts.errors import NotFoundError
 from gristmill_contracts.http import Problem
 from gristmill_contracts.usage import Counts
@@ -33,7 +34,7 @@ async def poll_operation(
         raise NotFoundError(f"session {session.state.uid} has no operation {key[0]}/{key[1]}")
     session.polls_held += 1
     try:
-        await session.hold(key, wait_s)
+        await session.hold(key, wait_s if session.polls_held <= limits.HELD_POLLS_MAX else 0)
         return await _release(session, session.state.records[key], gone)
     finally:
         session.polls_held -= 1

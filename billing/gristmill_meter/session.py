@@ -9,6 +9,7 @@ from typing import Final
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import (
+    FencedError,
     GristmillError,
     InvariantError,
     UnavailableError,
@@ -72,6 +73,8 @@ class Session:
     shipped: bool = False
     """Closed, and all usage acknowledged."""
     acked_seq: int = 0
+    ledger_has_all: bool = False
+    """The ledger knows more than this log: nothing of it is left to ship."""
     broken: GristmillError | None = None
     """The log could not be opened, or the ledger knows more than it holds."""
     crashed_us: int = 0
@@ -91,13 +94,15 @@ class Session:
         try:
             for frame in await asyncio.to_thread(self.log.recover, self.opened_us):
                 apply(self.state, frame)
-        except (GristmillError, OSError) as error:
-            self.broken = (
-                error if isinstance(error, GristmillError) else UnavailableError(str(error))
-            )
+        except OSError as error:
+            self.broken = UnavailableError(f"the log cannot be opened: {error}")
+            self.crashed_us = self.now_us()  # It may be a passing trouble of the volume: try again.
+            return
+        except GristmillError as error:
+            self.broken = error
             return
         if self.state.attempt > self.assignment.attempt:
-            self.broken = UnavailableError(
+            self.broken = FencedError(
                 f"attempt {self.assignment.attempt} of session {self.state.uid} meets a log of attempt "
                 f"{self.state.attempt}"
             )

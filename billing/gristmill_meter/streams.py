@@ -176,10 +176,16 @@ class TokenStream:
         putting = asyncio.create_task(self.chunks.put(chunk))
         leaving = asyncio.create_task(self.abandoned.wait())
         try:
-            await asyncio.wait([putting, leaving], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                [putting, leaving],
+                timeout=limits.STREAM_STALL_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
             putting.cancel()
             leaving.cancel()
+        if not done:
+            self.abandoned.set()
 
 
 def check_streamable(submit: Submit) -> None:

@@ -58,6 +58,10 @@ CLAIM_TIMEOUT_S: Final = 3600.0
 RESULT_RETENTION_S: Final = 86_400.0
 RESULT_WAIT_S_MAX: Final = 20.0
 """How long a Get is held. Well below the SDK's read timeout of 60 s."""
+HELD_POLLS_MAX: Final = 4096
+"""Gets of one session that are held at once; those past it are answered at once."""
+STREAM_STALL_S: Final = 120.0
+"""How long a token stream waits for a client that reads nothing, before it is cut."""
 CREATE_WAIT_S_MAX: Final = 25.0
 """How long a create is held until the session takes operations: the SDK polls only every 10 s."""
 

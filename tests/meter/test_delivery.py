@@ -1,13 +1,20 @@
 """Usage reaches the ledger in order and once, whatever happens to the way there."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import FencedError, LogFullError, LogLostError, VolumeFailedError
+from gristmill_contracts.errors import (
+    FencedError,
+    LogFullError,
+    LogLostError,
+    UnavailableError,
+    VolumeFailedError,
+)
 from gristmill_contracts.usage import Counts
 from gristmill_testing.fake_disk import FakeDisk
 from gristmill_testing.meter_world import UID, World, forward_backward, sample
@@ -108,6 +115,10 @@ async def test_a_log_older_than_the_ledger_knows_accepts_nothing(world: World) -
     assert view.state == "Failed"
     assert view.error is not None
     assert view.error.code == "log_lost"
+    world.assign(desired="stop")
+    await world.until(lambda: world.session.service == "Closed", "it can still be ended")
+    await world.crash()
+    await world.until(lambda: world.session.service == "Closed", "it stays ended")
 
 
 async def test_a_fenced_attempt_stops(world: World) -> None:
@@ -116,6 +127,40 @@ async def test_a_fenced_attempt_stops(world: World) -> None:
     await world.until(lambda: world.session.broken is not None, "the fence was noticed")
     with pytest.raises(FencedError):
         await world.submit(1, forward_backward())
+
+
+async def test_an_attempt_older_than_the_log_waits_until_it_is_the_owner_again(
+    world: World,
+) -> None:
+    world.assign(attempt=3)
+    await world.until(lambda: world.session.state.attempt == 3)
+    world.assign(attempt=2)
+    await world.crash()
+    with pytest.raises(FencedError, match="attempt 2"):
+        await world.submit(1, forward_backward())
+    world.assign(attempt=4)
+    await world.until(lambda: world.session.state.attempt == 4, "it took over")
+    assert (await world.train(1, forward_backward())).state == "Completed"
+
+
+async def test_a_volume_that_cannot_be_read_at_first_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_meter.session.REOPEN_AFTER_S", 0.02)
+    await world.train(1, forward_backward())
+    await world.power_off()
+    world.disk = world.disk.crash()
+
+    def refuse(verb: str, path: str, content: bytes) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    world.disk.hook = refuse
+    await world.start()
+    with pytest.raises(UnavailableError, match="input/output error"):
+        await world.submit(2, forward_backward())
+    world.disk.hook = lambda verb, path, content: None
+    await world.until(lambda: world.session.broken is None, "the log was opened")
+    assert (await world.train(2, forward_backward())).state == "Completed"
 
 
 async def test_a_new_attempt_takes_over_and_registers(world: World) -> None:

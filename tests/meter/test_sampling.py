@@ -136,6 +136,20 @@ async def test_scoring_is_keyless_too(world: World) -> None:
     assert view.counts == Counts(prefill=9)
 
 
+async def test_more_polls_than_may_be_held_are_answered_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HELD_POLLS_MAX", 1)
+    gate = asyncio.Event()
+    world.worker.before = lambda op_id, operation: gate.wait()
+    number = (await world.submit(None, sample())).number
+    held = asyncio.create_task(world.poll("log", number))
+    await world.until(lambda: world.session.polls_held == 1 and world.worker.at_once == 1)
+    assert (await world.poll("log", number)).state == "InProgress"
+    gate.set()
+    assert (await held).state == "Completed"
+
+
 async def test_an_unknown_operation_is_not_found(world: World) -> None:
     with pytest.raises(NotFoundError, match="no operation log/7"):
         await world.poll("log", 7)

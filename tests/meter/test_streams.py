@@ -6,6 +6,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from gristmill_contracts import limits
 from gristmill_contracts import operations as ops
 from gristmill_contracts.errors import ConflictError, InvalidRequestError
 from gristmill_contracts.http import StreamChunk
@@ -122,6 +123,20 @@ async def test_a_stream_waits_for_a_worker_that_is_away(make_world: Callable[...
     await world.until(lambda: world.worker.calls["open_session"] >= 2)
     world.worker.down = False
     assert (await reading)[-1].final == "length"
+
+
+async def test_a_client_that_reads_nothing_is_cut_in_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STREAM_STALL_S", 0.05)
+    submit = make_submit(None, sample(prompt=5, tokens=400))
+    source = await world.driver.stream(submit, msgspec.msgpack.encode(submit.operation))
+    await anext(source)
+    await world.settled()
+    (event,) = world.ledger.events
+    assert event.outcome == "aborted"
+    assert world.worker.streams_closed == 1
+    await source.aclose()
 
 
 @pytest.mark.parametrize(
