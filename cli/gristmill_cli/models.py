@@ -49,9 +49,23 @@ def add_model(
     source = find_source(name, source)
     folder = Path(source)
     if not (folder / FACTS_FILE).is_file():
+        _check_source(store, name, source)
         folder = layout.models / name
-        _prepare(source, folder, dtype or "bfloat16", say)
+        if dtype is not None or not (folder / FACTS_FILE).is_file():
+            _prepare(source, folder, dtype or "bfloat16", say)
     return register(store, name, source, folder.resolve(), dtype)
+
+
+def _check_source(store: ResourceStore, name: str, source: str) -> None:
+    """Raises CommandError if the name already means something else."""
+    try:
+        known = store.get(BaseModelResource, "", name).spec.source
+    except NotFoundError:
+        return
+    if known != source:
+        raise CommandError(
+            f"model {name!r} exists and was made from {known}; add {source} under another name"
+        )
 
 
 def find_source(name: str, source: str) -> str:

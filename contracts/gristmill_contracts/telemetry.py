@@ -1,4 +1,4 @@
-"""Logs and metric names that all processes share.
+"""Logs, as all processes write them.
 
 A log line is one JSON object: a constant event name, and what varies in fields of its own. Never
 the text or the tokens of a request.
@@ -16,13 +16,6 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "taskName",
     "color_message",
 }
-
-PROCESS_RESTARTS: Final = "gristmill_process_restarts_total"
-"""Counter by `part`: child processes that were started again."""
-SESSIONS: Final = "gristmill_sessions"
-"""Gauge by `state`: training sessions."""
-RECONCILE_SECONDS: Final = "gristmill_reconcile_seconds"
-"""Histogram: one pass over one session."""
 
 
 class JsonFormatter(logging.Formatter):

@@ -43,6 +43,8 @@ class Observed:
     seat: Seat | None = None
     heartbeat: Heartbeat | None = None
     """The newest one of this session."""
+    meter_answers: bool = True
+    """The process of its meter is up."""
     failures: WorkerFailures = field(default_factory=WorkerFailures)
     error: str = ""
     """What went wrong when the last plan was carried out; empty = nothing."""

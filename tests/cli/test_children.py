@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill_cli.local.children import Child, restart_pause_s
+from gristmill_cli.local.children import LOG_BYTES_MAX, Child, restart_pause_s
 from gristmill_cli.local.ports import LOOPBACK, free_port
 from gristmill_cli.local.programs import Program
 
@@ -151,3 +151,31 @@ async def test_a_child_stopped_while_it_is_being_started_ends(folder: Path) -> N
     async with asyncio.timeout(10):
         await watched.child.stop(timeout_s=10)
     assert watched.child.pid is None
+
+
+async def test_a_pause_ends_when_its_reason_is_gone(folder: Path) -> None:
+    watched = watch(folder)
+    pauses = [3600.0]
+    watched.child.pause_s = lambda _: pauses[-1]
+    watched.child.start()
+    await watched.until(lambda: watched.child.ready)
+    first = watched.child.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await watched.until(lambda: watched.child.restarts == 1)
+    assert watched.child.pid is None
+    pauses.append(0.0)
+    await watched.until(lambda: watched.child.ready)
+    await watched.child.stop(timeout_s=10)
+
+
+async def test_a_log_that_grew_too_large_is_put_aside(folder: Path) -> None:
+    watched = watch(folder)
+    log = watched.child.program.log
+    with log.open("wb") as file:
+        file.truncate(LOG_BYTES_MAX + 1)
+    watched.child.start()
+    await watched.until(lambda: watched.child.ready)
+    await watched.child.stop(timeout_s=10)
+    assert log.stat().st_size < 10_000
+    assert log.with_name("gateway.log.1").stat().st_size == LOG_BYTES_MAX + 1

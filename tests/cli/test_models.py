@@ -56,6 +56,14 @@ def test_other_weights_need_another_name(commands: Commands, tmp_path: Path) -> 
     assert commands.store.get(BaseModelResource, "", "tiny").spec.path == moved
 
 
+def test_a_name_that_means_something_else_is_not_taken_over(
+    commands: Commands, tmp_path: Path
+) -> None:
+    commands.ok("models", "add", "tiny", str(prepared(tmp_path / "a")))
+    error = commands.refused("models", "add", "tiny", "Lab/Other")
+    assert f"was made from {tmp_path / 'a'}" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -104,3 +104,17 @@ def test_what_is_observed_is_what_is_known() -> None:
     found = world.observe(session(), now_us=5, models=set(), suspended=set())
     assert (found.model_found, found.tenant_suspended, found.registered) == (False, False, False)
     assert (found.seat, found.heartbeat, found.error) == (None, None, "")
+
+
+def test_a_worker_waits_as_the_most_patient_of_its_sessions_asks() -> None:
+    world = World()
+    run, other = session(STARTED), named("b")
+    assert world.pause_s([run, other], jitter=0) == 0
+    world.worker_ended([run, other], 1, "w.log")
+    assert world.pause_s([run, other], jitter=0) == 0, "the first restart is at once"
+    world.worker_ended([run], 1, "w.log")
+    assert world.pause_s([run, other], jitter=0) == 10
+    world.worker_ended([run], 1, "w.log")
+    assert world.pause_s([run, other], jitter=0) == 20
+    world.take_heartbeats([beat(head=1)])
+    assert world.pause_s([run, other], jitter=0) == 0

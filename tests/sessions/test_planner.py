@@ -331,6 +331,14 @@ def test_a_recovering_session_stays_running_and_ready_but_does_not_serve() -> No
     assert said(plan, known.PODS_READY) == ("False", "WorkerFailed")
 
 
+def test_a_session_without_its_meter_is_running_and_not_ready() -> None:
+    world = observed(session(STARTED), seat=seat(), heartbeat=beat(), meter_answers=False)
+    plan = make_plan(world)
+    assert next_status(world, plan).state == "Running"
+    assert said(plan, known.READY) == ("False", "MeterAway")
+    assert said(plan, known.SERVING) == ("False", "MeterAway")
+
+
 def test_a_gap_blocks_a_session_and_its_number_is_named() -> None:
     gap = beat("Blocked", missing_number=4, last_received_number=9)
     world = observed(session(STARTED), seat=seat(), heartbeat=gap)

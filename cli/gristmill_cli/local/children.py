@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 PR_SET_PDEATHSIG: Final = 1
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_LAST_S: Final = 15.0
+PAUSE_LOOK_S: Final = 0.25
+LOG_BYTES_MAX: Final = 64 * 2**20
+"""A larger log is put aside as `.1` before the next start."""
 READY_POLL_S: Final = 0.05
 NOT_STARTED: Final = 127
 """Exit code of a program that could not be started, as a shell gives it."""
@@ -43,6 +47,9 @@ class Child:
     program: Program
     on_change: Callable[[], None]
     on_exit: Callable[["Child", int], None]
+    pause_s: Callable[["Child"], float] = lambda child: restart_pause_s(child.short_runs)
+    """How long to wait before the next start, asked again while it waits."""
+    jitter: float = field(default_factory=lambda: random.uniform(-1, 1))  # noqa: S311 - no secret
     pid: int | None = None
     ready: bool = False
     restarts: int = 0
@@ -64,17 +71,25 @@ class Child:
             if self.stopping:
                 break
             self.short_runs = 0 if was_ready else self.short_runs + 1
-            pause_s = restart_pause_s(self.short_runs)
             self.restarts += 1
+            self.on_exit(self, code)
             logger.warning(
                 "child_ended",
-                extra={"child": self.program.name, "exit_code": code, "restart_in_s": pause_s},
+                extra={
+                    "child": self.program.name,
+                    "exit_code": code,
+                    "restart_in_s": round(self.pause_s(self), 2),
+                },
             )
-            self.on_exit(self, code)
             self.on_change()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), pause_s)
+            await self._pause()
         self.on_change()
+
+    async def _pause(self) -> None:
+        ended = time.monotonic()
+        while not self.stopping and (left := ended + self.pause_s(self) - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), min(left, PAUSE_LOOK_S))
 
     async def _run_once(self) -> int:
         """Start it and wait for its end. Returns its exit code; -signal if one ended it."""
@@ -103,6 +118,7 @@ class Child:
             if os.getppid() != parent:
                 os._exit(1)
 
+        self._rotate_log()
         with self.program.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -120,6 +136,11 @@ class Child:
         logger.info("child_started", extra={"child": self.program.name, "pid": self.pid})
         self.on_change()
         return process
+
+    def _rotate_log(self) -> None:
+        path = self.program.log
+        if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
+            path.replace(path.with_name(f"{path.name}.1"))
 
     async def _watch_ready(self, process: asyncio.subprocess.Process) -> None:
         async with probe_client(self.program) as client:

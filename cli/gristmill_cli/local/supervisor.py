@@ -9,12 +9,11 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
 from gristmill_cli.local.actions import Hands, read_seats
-from gristmill_cli.local.children import Child
+from gristmill_cli.local.children import Child, restart_pause_s
 from gristmill_cli.local.layout import GroupKey, Layout, make_group_folders, write_private
 from gristmill_cli.local.ledger_client import LedgerClient
 from gristmill_cli.local.ports import LOOPBACK, Addresses
@@ -31,7 +30,6 @@ from gristmill_cli.local.world import Need, World, blamed, group_of, needs
 from gristmill_contracts.errors import ConflictError, GristmillError, UnavailableError
 from gristmill_contracts.session import BaseModelResource, Tenant, TrainingSession
 from gristmill_contracts.units import now_us
-from gristmill_sessions.identity import session_uid
 from gristmill_sessions.local import LocalStore
 
 logger = logging.getLogger(__name__)
@@ -134,6 +132,11 @@ class Supervisor:
         tenants = await asyncio.to_thread(self.store.list, Tenant)
         self._sessions = await asyncio.to_thread(self.store.list, TrainingSession)
         accounts = await self._give_accounts(tenants)
+        self.world.meters_away = {
+            key
+            for each in self.children.values()
+            if each.program.part == "meter" and not each.ready and (key := each.program.group)
+        }
         names = {model.metadata.name for model in models}
         suspended = {tenant.metadata.name for tenant in tenants if tenant.spec.suspended}
         pauses = [TICK_S if accounts else LEDGER_RETRY_S]
@@ -198,7 +201,12 @@ class Supervisor:
     # --- children --------------------------------------------------------------------------------
 
     def _start(self, program: Program) -> None:
-        child = Child(program=program, on_change=self.wake.set, on_exit=self._child_ended)
+        child = Child(
+            program=program,
+            on_change=self.wake.set,
+            on_exit=self._child_ended,
+            pause_s=self._restart_pause_s,
+        )
         self.children[program.name] = child
         child.start()
 
@@ -208,6 +216,14 @@ class Supervisor:
             return
         hit = blamed(self._sessions, self.world.seats, self.world.heartbeats, key)
         self.world.worker_ended(hit, code, str(child.program.log))
+
+    def _restart_pause_s(self, child: Child) -> float:
+        """Asked again and again while a child waits: what held it back may have been resolved."""
+        key = child.program.group
+        if child.program.part != "worker" or key is None:
+            return restart_pause_s(child.short_runs)
+        sessions = [each for each in self._sessions if group_of(each) == key]
+        return max(restart_pause_s(child.short_runs), self.world.pause_s(sessions, child.jitter))
 
     async def _end(self, name: str) -> None:
         child = self.children.pop(name, None)
@@ -259,9 +275,6 @@ class Supervisor:
             ]
             self.world.take_heartbeats(fresh)
             self.wake.set()
-
-    def sessions_of(self, key: GroupKey) -> Collection[str]:
-        return [session_uid(each) for each in self._sessions if group_of(each) == key]
 
 
 def _describe(child: Child) -> dict[str, object]:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from gristmill_cli.errors import CommandError
 from gristmill_cli.keys import create_key, ensure_tenant, valid_key
 from gristmill_cli.local.children import Child
 from gristmill_cli.local.instance import Instance, announce
-from gristmill_cli.local.layout import GroupKey, Layout
+from gristmill_cli.local.layout import DATA_DIR_DEFAULT, GroupKey, Layout, find_data_dir
 from gristmill_cli.local.ledger_client import LedgerClient
 from gristmill_cli.local.ports import (
     GATEWAY_PORT_DEFAULT,
@@ -188,13 +189,14 @@ def _on_signals(supervisor: Supervisor, say: Say) -> None:
         say("stopping: what runs is finished, usage is posted (again to end at once)")
         supervisor.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, received)
 
 
 def banner(url: str, layout: Layout, model: str) -> str:
     """What is there, and what to do next."""
-    data_dir = f' --data-dir "{layout.root}"'
+    is_default = layout.root == find_data_dir(Path(DATA_DIR_DEFAULT))
+    data_dir = "" if is_default else f" --data-dir {shlex.quote(str(layout.root))}"
     lines = [
         "",
         f"Gristmill is ready at {url}",

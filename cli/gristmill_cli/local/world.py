@@ -9,6 +9,7 @@ from gristmill_contracts import conditions
 from gristmill_contracts.http import Heartbeat
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.session import TrainingSession
+from gristmill_sessions.failure import backoff_s
 from gristmill_sessions.identity import session_uid
 from gristmill_sessions.observed import Observed, Seat, WorkerFailures
 
@@ -26,6 +27,7 @@ class World:
     failures: dict[SessionUid, WorkerFailures] = field(default_factory=dict)
     errors: dict[SessionUid, str] = field(default_factory=dict)
     progress: dict[SessionUid, Progress] = field(default_factory=dict)
+    meters_away: set[GroupKey] = field(default_factory=set)
 
     def take_heartbeats(self, heartbeats: Iterable[Heartbeat]) -> None:
         """Remember the newest; a session that got further has recovered from what failed before."""
@@ -49,6 +51,16 @@ class World:
                 message=f"the worker ended with exit code {code}; its log is {log}",
             )
 
+    def pause_s(self, sessions: Iterable[TrainingSession], jitter: float) -> float:
+        """How long a worker is to wait before its restart: the first one is at once, then as the
+        most patient failure policy of its sessions says, until one of them gets further."""
+        pauses = [
+            backoff_s(session.spec.failure_policy, failures.count - 1, jitter)
+            for session in sessions
+            if (failures := self.failures.get(session_uid(session))) and failures.count > 1
+        ]
+        return max(pauses, default=0.0)
+
     def forget(self, uid: SessionUid) -> None:
         for table in (self.heartbeats, self.seats, self.failures, self.errors, self.progress):
             table.pop(uid, None)
@@ -71,6 +83,7 @@ class World:
             registered=uid in self.registered,
             seat=self.seats.get(uid),
             heartbeat=self.heartbeats.get(uid),
+            meter_answers=group_of(session) not in self.meters_away,
             failures=self.failures.get(uid, WorkerFailures()),
             error=self.errors.get(uid, ""),
         )

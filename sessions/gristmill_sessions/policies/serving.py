@@ -18,6 +18,14 @@ def serving(observed: Observed) -> Plan:
         )
         started = conditions.is_true(observed.conditions, conditions.STARTED)
         return Plan(policy="serving", conditions=() if started else (waiting,))
+    if not observed.meter_answers:
+        return Plan(
+            policy="serving",
+            conditions=(
+                condition(conditions.READY, False, "MeterAway", "its meter is started again"),
+                condition(conditions.SERVING, False, "MeterAway", "its meter is started again"),
+            ),
+        )
     working = beat.worker_ready and beat.view.state in ("Serving", "Blocked")
     status: dict[str, Any] = {"endpoint": observed.seat.endpoint}  # Any: fields of the status
     if working and observed.session.status.start_time_us is None:
