@@ -156,20 +156,25 @@ async def test_usage_is_what_the_meter_settled_while_there_is_one(plane: FakeCon
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("meter", ["none", "Recovering"])
-async def test_usage_is_the_ledgers_where_no_meter_knows_better(
-    plane: FakeContext, meter: Any
-) -> None:
-    own = session(plane)
-    uid = session_uid(own)
-    if meter != "none":
-        plane.views[uid] = view(own, state=meter)
+async def test_usage_is_the_ledgers_where_no_meter_can_hold_more(plane: FakeContext) -> None:
+    uid = session_uid(session(plane))
     assert (await describe(plane))["BillableTokenUsage"]["PrefillTokenCount"] == 0
     await plane.ledger_admin.register("p-1", session=uid)
     await plane.ledger_admin.post("p-1", [make_event(n, session=uid) for n in (1, 2)])
+    accept(plane.store, "run-1", state="Stopped")
     assert (await describe(plane))["BillableTokenUsage"] == {
         "PrefillTokenCount": 20, "SampleTokenCount": 10, "TrainingTokenCount": 0,
     }  # fmt: skip
+
+
+async def test_usage_is_left_out_while_a_meter_that_may_hold_some_is_away(
+    plane: FakeContext,
+) -> None:
+    accept(plane.store, "run-1", state="Running")
+    assert "BillableTokenUsage" not in await describe(plane)
+    own = session(plane)
+    plane.views[session_uid(own)] = view(own, state="Recovering", counts=Counts(train=5))
+    assert (await describe(plane))["BillableTokenUsage"]["TrainingTokenCount"] == 5
 
 
 async def test_usage_that_nobody_can_tell_is_left_out_and_never_zero(plane: FakeContext) -> None:

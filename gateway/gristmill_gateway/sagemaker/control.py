@@ -156,10 +156,13 @@ async def settled_usage(
 ) -> Counts | None:
     """Exact tokens of the session so far: what its meter settled, posted or about to be.
 
-    Without a meter everything was posted, so the ledger knows. None = unknown now: never a guess.
+    Without a meter everything was posted, so the ledger knows. None = unknown now: a meter that cannot
+    be asked may hold more than was posted, and a number that is too small is worse than none.
     """
-    if view is not None and view.state != "Recovering":
+    if view is not None:
         return view.counts
+    if control_session.holds_usage(session):
+        return None
     uid = session_uid(session)
     try:
         return await context.ledger.session_usage(session.metadata.namespace, uid)

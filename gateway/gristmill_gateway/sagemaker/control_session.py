@@ -167,6 +167,14 @@ def takes_operations(session: TrainingSession) -> bool:
     return conditions.is_true(session.status.conditions, conditions.READY)
 
 
+def holds_usage(session: TrainingSession) -> bool:
+    """Some meter may have usage of it that nobody else knows yet."""
+    begun = takes_operations(session) or conditions.is_true(
+        session.status.conditions, conditions.STARTED
+    )
+    return begun and session.status.state not in ENDED
+
+
 def reported_status(session: TrainingSession, view: SessionView | None) -> State:
     """TrainingSessionStatus. view: what the meter says just now, None where none can be asked."""
     state = session.status.state
