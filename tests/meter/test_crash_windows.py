@@ -59,6 +59,18 @@ STREAM_WINDOWS: Final = (
     "stream ended, RESULT unreleased",
 )
 
+PROMISED: Final = {
+    "after INTENT": {"after INTENT"},
+    "dispatched": {"dispatched"},
+    "RESULT unsynced": {"RESULT unsynced", "stream ended, RESULT unsynced"},
+    "RESULT unreleased": {"RESULT unreleased", "stream ended, RESULT unreleased"},
+    "stepped before snapshot": {"stepped before snapshot"},
+    "mid-snapshot": {"mid-snapshot"},
+    "mid-replay": {"mid-replay"},
+    "mid-stream": {"mid-stream, PROGRESS unsynced", "mid-stream, PROGRESS unflushed"},
+}
+"""Every window that must be survived, and the places of this module that cut the power in it."""
+
 GROUPS: Final[list[list[ops.Operation]]] = [
     [forward_backward(5, 1), forward_backward(6000, 2), optim_step()],
     [sample(prompt=6, tokens=8, samples=2, seed=11)],
@@ -246,6 +258,11 @@ async def undisturbed(tmp_path: Path) -> list[bytes]:
     assert world.ledger.billed() == received(client.views)
     await world.close()
     return told(client.views)
+
+
+def test_no_promised_window_is_left_out() -> None:
+    """The fixture `visited` then sees to it that each was really hit."""
+    assert set().union(*PROMISED.values()) <= {*WINDOWS, *STREAM_WINDOWS}
 
 
 @pytest.mark.parametrize("worker_dies", [False, True], ids=["worker lives", "worker dies"])
