@@ -160,14 +160,17 @@ class MixedClient:
             {"role": "user", "content": " ".join("abc" for _ in range(self.random.randint(1, 5)))}
         ]
         limit = self.random.randint(1, 12)
-        usage = self.session.chat(
-            {"messages": messages, "max_tokens": limit, "seed": 1, "ignore_eos": False}
-        )["usage"]
+        body = {"messages": messages, "max_tokens": limit, "seed": 1, "logprobs": True}
+        answer = self.session.chat(body)
         prompt = self.chat_tokens(messages)
+        # The answer's text hides how many tokens it has; each has a log-probability.
+        sampled = len(answer["choices"][0]["logprobs"]["content"])
         self.bill.prefill += prompt
-        # The answer's text hides its token count, so that one number is the wire's.
-        self.bill.sample += usage["completion_tokens"]
-        self._expect("chat", usage["prompt_tokens"], prompt)
+        self.bill.sample += sampled
+        usage = answer["usage"]
+        self._expect(
+            "chat", (usage["prompt_tokens"], usage["completion_tokens"]), (prompt, sampled)
+        )
 
     # --- shared ------------------------------------------------------------------------------
 
