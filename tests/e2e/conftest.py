@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import sagemaker.train.training_session as sdk
-from gristmill_testing.instance import RunningGristmill, running_gristmill
 
 from gristmill_testing.books import Books
-from gristmill_testing.raw_wire import ROLE_ARN, Clients, model_arn, raw_clients
+from gristmill_testing.instance import RunningGristmill, running_gristmill
+from gristmill_testing.raw_wire import GAP_TIMEOUT_S, ROLE_ARN, Clients, model_arn, raw_clients
 from gristmill_testing.sdk_loop import SURFACE
 from gristmill_testing.tiny_models import build_tiny_llama
 
@@ -27,7 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGristmill]:
     model = build_tiny_llama(tmp_path_factory.mktemp("model"))
-    with running_gristmill(tmp_path_factory.mktemp("gm"), model=model) as instance:
+    settings = {"GRISTMILL_METER_GAP_TIMEOUT_S": str(GAP_TIMEOUT_S)}
+    folder = tmp_path_factory.mktemp("gm")
+    with running_gristmill(folder, model=model, environment=settings) as instance:
         yield instance
 
 

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ from botocore.exceptions import HTTPClientError
 
 from gristmill_contracts.limits import STREAM_FLUSH_TOKENS
 from gristmill_testing.books import Books
+from gristmill_testing.crash_campaign import PARTS
 from gristmill_testing.faulty_proxy import FaultyProxy, faulty_proxy
 from gristmill_testing.instance import RunningGristmill
 from gristmill_testing.raw_wire import (
@@ -116,6 +118,25 @@ def test_a_lost_answer_to_a_poll_is_asked_for_again_and_billed_once(
     expect_usage(
         books, lossy_client.training_session_name, prefill=2, cached_prefill=2, sample=tokens
     )
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_sample_survives_a_kill_with_the_same_tokens_and_one_bill(
+    part: str, client: sdk.TrainingClient, instance: RunningGristmill, books: Books
+) -> None:
+    sampler = client.create_sampling_client()
+    params = {"max_tokens": 512, "seed": 11, "temperature": 0.5}
+    calm = sampler.sample([7, 11, 13], num_samples=8, sampling_params=params).result()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        future = sampler.sample([7, 11, 13], num_samples=8, sampling_params=params)
+        assert future.operation_id
+        waiting = pool.submit(future.result)
+        instance.kill(part)
+        assert not waiting.done(), "the kill came too late to land inside the operation"
+        assert waiting.result() == calm
+    sampled = sum(len(sequence.tokens) for sequence in calm.sequences)
+    name = client.training_session_name
+    expect_usage(books, name, prefill=6, cached_prefill=42, sample=2 * sampled)
 
 
 # --- the ledger away -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from gristmill_testing.instance import RunningGristmill
 from gristmill_testing.raw_wire import (
+    GAP_TIMEOUT_S,
     Clients,
     RawSession,
     compute_logprobs,
@@ -98,6 +99,20 @@ def test_a_gap_blocks_the_session_until_it_is_filled(session: RawSession) -> Non
     assert session.get(first)["status"] == "Completed"
     assert session.get(second)["status"] == "Completed"
     wait_until(lambda: session.status == "Running", "the session to run again")
+
+
+def test_a_gap_that_times_out_fails_the_session_and_names_the_missing_number(
+    session: RawSession,
+) -> None:
+    first = session.submit(forward_backward(datum(ROW)), number=1)
+    third = session.submit(optimizer_step(), number=3)
+    wait_until(lambda: session.status == "Failed", "the session to fail", GAP_TIMEOUT_S + 20)
+    assert "2" in session.describe()["ErrorDetails"]
+    assert session.get(first)["status"] == "Completed"
+    assert session.get(third)["status"] == "Skipped"
+    code, _, _ = refusal(lambda: session.submit(optimizer_step(), number=2))
+    assert code in {"ConflictException", "ValidationException"}
+    assert session.describe()["BillableTokenUsage"]["TrainingTokenCount"] == len(ROW)
 
 
 def test_a_refused_number_leaves_no_gap(session: RawSession) -> None:
