@@ -1,13 +1,17 @@
 """The losses against worked vectors: value and dL/dp of four tokens, in float64."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from gristmill_contracts.operations import Forward
+from gristmill_worker.head import Head
 from gristmill_worker.losses import LOSSES
 from gristmill_worker.losses.terms import TokenTerms
+from gristmill_worker.train import _score_rows
 
 P = [-0.5, -1.0, -2.0, -0.2]
 Q = [-0.7, -1.0, -1.5, -0.9]
@@ -83,6 +87,37 @@ def test_a_weight_of_zero_hides_what_is_not_finite(name: str, broken: float) -> 
     assert torch.equal(found.value, clean.value)
     assert torch.equal(found.coefficient, clean.coefficient)
     assert found.sums["ratio"] == clean.sums["ratio"]
+
+
+def test_cross_entropy_through_the_logits() -> None:
+    """z = [2, 1, 0], target 1, w = 1.5: the head's own backward, with an identity as output layer."""
+    head = Head(SimpleNamespace(weight=torch.eye(3)), scale=1.0, softcap=None)
+    inputs = {"target_tokens": torch.tensor([[1]]), "weights": torch.tensor([[1.5]])}
+    op = Forward(loss="cross_entropy", loss_config={}, datums=[])
+    z = torch.tensor([[2.0, 1.0, 0.0]])
+    _, found, gradient = _score_rows(head, z, inputs, op, wants_gradient=True)
+    assert float(found.value) == pytest.approx(2.111409, abs=1e-6)
+    assert gradient is not None
+    assert gradient[0].tolist() == pytest.approx([0.997861, -1.132907, 0.135046], abs=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "softcap"), [(0.5, None), (1.0, 2.0), (3.0, 1.5)])
+def test_scaled_and_capped_heads_have_the_right_slope(scale: float, softcap: float | None) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(7, 4)
+    head = Head(SimpleNamespace(weight=weight), scale=scale, softcap=softcap)
+    inputs = {"target_tokens": torch.tensor([[1], [6]]), "weights": torch.tensor([[1.5], [-0.5]])}
+    op = Forward(loss="cross_entropy", loss_config={}, datums=[])
+    hidden = torch.randn(2, 4, requires_grad=True)
+    z = scale * hidden @ weight.t()
+    if softcap is not None:
+        z = softcap * torch.tanh(z / softcap)
+    p = torch.log_softmax(z, -1).gather(1, inputs["target_tokens"])
+    (expected,) = torch.autograd.grad(-(inputs["weights"] * p).sum(), hidden)
+    with torch.no_grad():
+        _, _, gradient = _score_rows(head, hidden, inputs, op, wants_gradient=True)
+    assert gradient is not None
+    assert torch.allclose(gradient, expected, atol=1e-6)
 
 
 def test_statistics_count_only_tokens_with_a_weight() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gristmill_contracts.errors import ConflictError, GristmillError
+from gristmill_contracts.errors import ConflictError, GristmillError, UnavailableError
 from gristmill_contracts.http import Executed
 from gristmill_contracts.operations import ForwardBackward, Operation
 from gristmill_testing.local_runner import Client, datum, load, make_runner, step
@@ -107,6 +107,27 @@ def test_a_crash_at_any_call_leaves_the_old_snapshot_or_the_new_one(
         call += 1
     assert outcomes == {1, 2}
     assert call >= 8
+
+
+def test_a_snapshot_that_does_not_fit_leaves_the_session_as_it_was(
+    llama: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = LossyDisk()
+    client = opened(llama, disk, tmp_path)
+    client.run(OPERATIONS[0])
+    client.runner.snapshot(UID)
+    client.run(OPERATIONS[1])
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "sync_file", no_space)
+        with pytest.raises(UnavailableError, match="No space left"):
+            client.runner.snapshot(UID)
+    assert disk.names(Path(STATE) / "snapshots") == ["1"]
+    client.run(OPERATIONS[2])
+    assert client.runner.snapshot(UID).applied == 3
+
+
+def no_space(_path: Path) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_two_snapshots_are_kept(llama: BaseModel, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from gristmill_worker.merge import write_merged
 from gristmill_worker.session import Counters, Session
 
 STATE_FILE: Final = "training_state.safetensors"
+MERGED_DIR: Final = "merged"
 
 
 class Checkpoints:
@@ -112,7 +113,7 @@ class Checkpoints:
         if not self.disk.exists(folder):
             raise NotFoundError(f"checkpoint {ref.name} is gone; save it again")
         try:
-            manifest = read_manifest(self.disk, folder, verify=True)
+            manifest = read_manifest(self.disk, folder, leave_out=MERGED_DIR + "/")
         except DamagedFolderError as error:
             raise OperationFailedError(f"checkpoint {ref.name} is damaged: {error}") from error
         if manifest.base_revision != self.base.facts.revision:
@@ -169,4 +170,4 @@ class Checkpoints:
 
 
 def _merged_writer(base: BaseModel, adapter: Adapter) -> Any:  # Any: a closure over both
-    return lambda folder: write_merged(base, adapter, folder / "merged")
+    return lambda folder: write_merged(base, adapter, folder / MERGED_DIR)

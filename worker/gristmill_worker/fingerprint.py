@@ -1,9 +1,14 @@
 """What the last bits of a result depend on, as one string."""
 
+from typing import Final
+
 import torch
 import transformers
 
 from gristmill_worker.base_model import BaseModel
+
+ENGINE_VERSION: Final = 1
+"""Raised by every change to the engine that may change a last bit: packing, kernels, summation."""
 
 
 def fingerprint(base: BaseModel, token_budget: int) -> str:
@@ -12,6 +17,7 @@ def fingerprint(base: BaseModel, token_budget: int) -> str:
     if base.device.type == "cuda":
         device = f"cuda:{torch.cuda.get_device_name(base.device)}".replace(" ", "_")
     parts = {
+        "engine": ENGINE_VERSION,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),

@@ -52,11 +52,26 @@ def write_folder(
     """Make `folder` durable. `extra` may write more files below the folder it is given.
 
     Returns the manifest with its files, and its SHA-256. An existing folder with the same manifest
-    stays; another one is replaced.
+    stays; another one is replaced. Raises OSError, and leaves nothing behind.
     """
     aside = folder.with_name(ASIDE + folder.name)
     disk.remove_tree(aside)
     disk.make_dirs(aside)
+    try:
+        return _write_aside(disk, aside, folder, contents, manifest, extra)
+    except OSError:
+        disk.remove_tree(aside)  # a full disk needs the room
+        raise
+
+
+def _write_aside(  # noqa: PLR0917
+    disk: Disk,
+    aside: Path,
+    folder: Path,
+    contents: Mapping[str, bytes],
+    manifest: Manifest,
+    extra: Callable[[Path], None] | None,
+) -> tuple[Manifest, str]:
     for name, data in contents.items():
         disk.write(aside / name, data)
     if extra is not None:
@@ -90,19 +105,21 @@ def _put_in_place(disk: Disk, aside: Path, folder: Path, manifest: bytes) -> Non
 def damage(disk: Disk, folder: Path) -> str:
     """What is wrong with a folder; "" if nothing is."""
     try:
-        read_manifest(disk, folder, verify=True)
+        read_manifest(disk, folder)
     except DamagedFolderError as error:
         return str(error)
     return ""
 
 
-def read_manifest(disk: Disk, folder: Path, *, verify: bool) -> Manifest:
-    """Raises DamagedFolderError; with `verify`, every file is read and compared."""
+def read_manifest(disk: Disk, folder: Path, *, leave_out: str = "") -> Manifest:
+    """Read every file and compare it, but those below `leave_out`. Raises DamagedFolderError."""
     try:
         manifest = msgspec.json.decode(disk.read(folder / MANIFEST_FILE), type=Manifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise DamagedFolderError(f"{folder}: no readable {MANIFEST_FILE}: {error}") from error
-    for name, facts in manifest.files.items() if verify else ():
+    for name, facts in manifest.files.items():
+        if leave_out and name.startswith(leave_out):
+            continue
         try:
             data = disk.read(folder / name)
         except OSError as error:

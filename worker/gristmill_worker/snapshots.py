@@ -6,7 +6,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from gristmill_contracts.errors import ConflictError
+from gristmill_contracts.errors import ConflictError, UnavailableError
 from gristmill_contracts.http import Snapshotted
 from gristmill_worker.adapter import make_adapter
 from gristmill_worker.base_model import BaseModel
@@ -30,7 +30,7 @@ def snapshots_dir(state_dir: str) -> Path:
 
 
 def take(disk: Disk, base: BaseModel, session: Session, keep: int) -> Snapshotted:
-    """Write `snapshots/<applied>/`, then drop all but the newest `keep`. Raises OSError."""
+    """Write `snapshots/<applied>/`, then drop all but the newest `keep`. Raises UnavailableError."""
     root = snapshots_dir(session.state_dir)
     disk.make_dirs(root)
     buffers = {name: value.cpu() for name, value in session.buffers().items()}
@@ -45,7 +45,12 @@ def take(disk: Disk, base: BaseModel, session: Session, keep: int) -> Snapshotte
     )
     applied = session.counters.applied
     contents = {BUFFERS_FILE: safetensors.torch.save(buffers)}
-    written, _ = write_folder(disk, root / str(applied), contents, manifest)
+    try:
+        written, _ = write_folder(disk, root / str(applied), contents, manifest)
+    except OSError as error:
+        raise UnavailableError(
+            f"session {session.uid}: its snapshot was not written: {error}; free space on the volume"
+        ) from error
     for old in existing(disk, session.state_dir)[keep:]:
         disk.remove_tree(root / str(old))
     return Snapshotted(applied=applied, size_bytes=written.size_bytes)
@@ -84,7 +89,7 @@ def drop_useless(disk: Disk, state_dir: str, applied_max: int | None) -> None:
 
 
 def _load(disk: Disk, base: BaseModel, uid: str, state_dir: str, folder: Path) -> Session:
-    manifest = read_manifest(disk, folder, verify=True)
+    manifest = read_manifest(disk, folder)
     if manifest.base_revision != base.facts.revision:
         raise ConflictError(
             f"session {uid}: its snapshot belongs to base model {manifest.base_revision}, but this "

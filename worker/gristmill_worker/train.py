@@ -11,6 +11,7 @@ from gristmill_contracts.operations import Datum, Forward, ForwardBackward, Forw
 from gristmill_worker.adapter import Adapter, gradient_views
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.batch import MicroBatch, plan
+from gristmill_worker.head import Head
 from gristmill_worker.losses import LOSSES
 from gristmill_worker.losses.terms import TokenTerms
 from gristmill_worker.tensors import from_torch, to_torch
@@ -150,7 +151,9 @@ def _score(
         for start in range(0, source.shape[0], HEAD_ROWS):
             at = slice(start, start + HEAD_ROWS)
             inputs = {key: value[at] for key, value in rows.inputs.items()}
-            p, terms, gradient = _score_rows(base, source[at], inputs, op, wants_gradient)
+            p, terms, gradient = _score_rows(
+                base.head, source[at], inputs, op, wants_gradient=wants_gradient
+            )
             logprobs[at], values[at] = p, terms.value
             tally.add(terms)
             if d_hidden is not None and gradient is not None:
@@ -163,29 +166,28 @@ def _score(
 
 
 def _score_rows(
-    base: BaseModel,
+    head: Head,
     hidden: Tensor,
     inputs: dict[str, Tensor],
     op: Forward | ForwardBackward,
+    *,
     wants_gradient: bool,
 ) -> tuple[Tensor, TokenTerms, Tensor | None]:
     """One chunk: p (R, K), what the loss says of it, and the gradient of the hidden rows."""
-    logits = base.head.logits(hidden)
+    logits = head.logits(hidden)
     temperature = inputs.get("temperature")
-    z = logits if temperature is None else logits / temperature
     targets = inputs["target_tokens"]
-    lse = torch.logsumexp(z, dim=-1, keepdim=True)
-    p = z.gather(1, targets) - lse
+    scores = torch.log_softmax(logits if temperature is None else logits / temperature, dim=-1)
+    p = scores.gather(1, targets)
     terms = LOSSES[op.loss](p, inputs, op.loss_config)
     if not wants_gradient or not bool(terms.coefficient.any()):
         return p, terms, None
-    total = terms.coefficient.sum(dim=1, keepdim=True)
     # dL/dz = sum_k c_k (onehot_k - softmax)
-    d_z = torch.exp(z - lse).mul_(-total)
+    d_z = scores.exp_().mul_(-terms.coefficient.sum(dim=1, keepdim=True))
     d_z.scatter_add_(1, targets, terms.coefficient)
     if temperature is not None:
         d_z /= temperature
-    return p, terms, base.head.backward(d_z, logits)
+    return p, terms, head.backward(d_z, logits)
 
 
 def _check_finite(values: Tensor, rows: Rows) -> None:
