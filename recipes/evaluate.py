@@ -37,7 +37,7 @@ from sagemaker.train.training_session import (
 THINGS = ["an insect", "a tree", "a language", "a planet", "a tool", "a river"]
 STOP = ["\n", ".", ",", ":", "!"]
 ROLE_ARN = os.environ.get("SAGEMAKER_ROLE_ARN", "arn:aws:iam::000000000000:role/researcher")
-console = Console()
+console = Console(soft_wrap=True)
 
 
 def question(thing: str) -> list[dict[str, str]]:
@@ -149,18 +149,23 @@ def evaluate_all(
 
 @contextmanager
 def live_table(*columns: str) -> Iterator[Any]:
-    """Yields a function that adds a row: into a table that grows, or line by line into a file."""
+    """Yields a function that adds a row: to a table that grows, or line by line into a file."""
+
+    def print_row(*cells: str) -> None:
+        pairs = zip(columns, cells, strict=True)
+        print("  ".join(f"{name} {cell:>6}" for name, cell in pairs), flush=True)
+
+    if not console.is_terminal:
+        yield print_row
+        return
     table = Table(*columns)
     with Live(table, console=console, auto_refresh=False) as live:
 
-        def add(*cells: str) -> None:
+        def add_row(*cells: str) -> None:
             table.add_row(*cells)
             live.refresh()
-            if not console.is_terminal:
-                pairs = zip(columns, cells, strict=True)
-                print("  ".join(f"{name} {cell:>6}" for name, cell in pairs), flush=True)
 
-        yield add
+        yield add_row
 
 
 def billed(session: str) -> dict[str, Any]:
