@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 ANSWER_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
-VIEW_TIMEOUT_S: Final = 5.0
+VIEW_TIMEOUT_S: Final = 2.0
 CHUNK_BYTES_MAX: Final = 16 * 2**20
 _LENGTH: Final = struct.Struct("<I")
 _LOST: Final = (aiohttp.ClientError, TimeoutError, OSError)
@@ -107,7 +107,9 @@ class MeterClient:
                 _url(endpoint, path),
                 data=None if message is None else msgspec.msgpack.encode(message),
                 headers=_headers(endpoint),
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(
+                    total=timeout_s, sock_connect=min(timeout_s, CONNECT_TIMEOUT_S)
+                ),
             ) as response:
                 answer = await response.read()
                 status = response.status

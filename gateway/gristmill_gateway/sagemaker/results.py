@@ -8,6 +8,8 @@ raises on a null there), `topkPromptLogprobs` with [], and `computeLogprobs` alo
 import math
 from typing import Any, Final
 
+import numpy as np
+
 from gristmill_contracts.http import OperationView
 from gristmill_contracts.operations import (
     ComputeLogprobsResult,
@@ -134,22 +136,38 @@ def _sequence(sequence: SampledSequence, prefill: int) -> Shape:
     return {
         "stopReason": sequence.stop_reason,
         "tokens": sequence.tokens.tolist(),
-        "logprobs": [finite(value) for value in sequence.logprobs.tolist()],
+        "logprobs": finite_list(sequence.logprobs),
         "tokenUsage": {"prefill": prefill, "decode": sequence.tokens.size},
     }
 
 
 def _after_first(logprobs: Tensor, first: float | None) -> list[float | None]:
     """All but the first, which is not defined."""
-    rest: list[float | None] = [finite(value) for value in logprobs.tolist()[1:]]
+    rest = finite_list(logprobs)[1:]
     return [first, *rest] if logprobs.size else []
 
 
 def _tensor_data(value: Tensor) -> Shape:
-    data = (
-        [finite(entry) for entry in value.tolist()] if value.dtype == "float32" else value.tolist()
-    )
+    data = finite_list(value) if value.dtype == "float32" else value.tolist()
     return {"data": data, "dtype": value.dtype, "shape": list(value.shape)}
+
+
+def values_in(result: Result | None) -> int:
+    """About how many numbers a result has: how long it takes to write."""
+    if isinstance(result, ForwardResult):
+        return sum(inner.size for output in result.outputs for inner in output.values())
+    if isinstance(result, SampleResult):
+        rows = len(result.topk_prompt_logprobs or ())
+        return rows + 2 * sum(sequence.tokens.size for sequence in result.sequences)
+    return result.logprobs.size if isinstance(result, ComputeLogprobsResult) else 0
+
+
+def finite_list(value: Tensor) -> list[float]:
+    """The values of a float32 tensor, each one a number that JSON has."""
+    values = value.tolist()
+    if np.isfinite(np.frombuffer(value.data, dtype="<f4")).all():
+        return values  # type: ignore[return-value] # float32 makes a list of floats.
+    return [finite(entry) for entry in values]
 
 
 def finite(value: float) -> float:

@@ -51,6 +51,7 @@ T = TypeVar("T")
 
 READ_INLINE_BYTES_MAX: Final = 64 * 2**10
 """A larger body is read in a thread, so that other requests go on meanwhile."""
+WRITTEN_INLINE_VALUES_MAX: Final = 4096
 RETRY_S: Final = 0.2
 """Pause before a meter that did not answer, or is going down, is asked again."""
 
@@ -60,7 +61,7 @@ RETRY_S: Final = 0.2
 
 async def execute_training_operation(
     context: RuntimeContext, caller: Caller, name: str, body: bytes
-) -> Body:
+) -> bytes:
     """Raises what the wire answers; a refused request's number is closed before that."""
     session = await require_taking(context.directory, caller, name)
     facts = await session_facts(context.directory, caller, session)
@@ -83,7 +84,7 @@ async def execute_training_operation(
 
 async def execute_sampling_operation(
     context: RuntimeContext, caller: Caller, name: str, body: bytes
-) -> Body:
+) -> bytes:
     session = await require_taking(context.directory, caller, name)
     facts = await session_facts(context.directory, caller, session)
     document = await _in_thread(body, lambda: read_object(body))
@@ -109,10 +110,11 @@ def body_hash(operation: Operation) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(operation)).digest()
 
 
-async def _submit(context: RuntimeContext, session: TrainingSession, submit: Submit) -> Body:
+async def _submit(context: RuntimeContext, session: TrainingSession, submit: Submit) -> bytes:
     accepted = await context.meters.submit(session, submit)
     operation = OpId(session_uid(session), accepted.stream, accepted.number)
-    return {"operationId": make_operation_id(context.operation_key, operation)}
+    operation_id = make_operation_id(context.operation_key, operation)
+    return msgspec.json.encode({"operationId": operation_id})
 
 
 async def _close_number(
@@ -152,20 +154,26 @@ async def _in_thread(body: bytes, work: Callable[[], T]) -> T:
 
 async def get_training_operation_result(
     context: RuntimeContext, caller: Caller, name: str, operation_id: str, call: Call
-) -> Body:
+) -> bytes:
     view = await _held_view(context, caller, (name, operation_id, "train"), call)
-    if view is None or view.state not in TERMINAL_STATES:
-        return {"status": _running(view)}
-    return results.training_answer(view, caller.scope)
+    return await _written(view, lambda ended: results.training_answer(ended, caller.scope))
 
 
 async def get_sampling_operation_result(
     context: RuntimeContext, caller: Caller, name: str, operation_id: str, call: Call
-) -> Body:
+) -> bytes:
     view = await _held_view(context, caller, (name, operation_id, "log"), call)
+    return await _written(view, results.sampling_answer)
+
+
+async def _written(view: OperationView | None, tell: Callable[[OperationView], Body]) -> bytes:
+    """The JSON of a result; a large one is written in a thread."""
     if view is None or view.state not in TERMINAL_STATES:
-        return {"status": _running(view)}
-    return results.sampling_answer(view)
+        return msgspec.json.encode({"status": _running(view)})
+    ended = view
+    if results.values_in(ended.result) <= WRITTEN_INLINE_VALUES_MAX:
+        return msgspec.json.encode(tell(ended))
+    return await asyncio.to_thread(lambda: msgspec.json.encode(tell(ended)))
 
 
 def _running(view: OperationView | None) -> str:

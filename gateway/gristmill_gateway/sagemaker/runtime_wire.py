@@ -4,10 +4,9 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
-import msgspec
 from starlette.responses import Response
 
 from gristmill_contracts import limits
@@ -49,9 +48,8 @@ class Route:
     body_bytes_max: int
 
 
-def _json(call: Call, answer: dict[str, Any]) -> Response:
-    headers = {"x-amzn-requestid": call.request_id}
-    return Response(msgspec.json.encode(answer), 200, headers, CONTENT_TYPE)
+def _json(call: Call, answer: bytes) -> Response:
+    return Response(answer, 200, {"x-amzn-requestid": call.request_id}, CONTENT_TYPE)
 
 
 async def _execute_training(r: Request) -> Response:
