@@ -1,5 +1,6 @@
 """`apply`, `get`, `describe` and `delete` on the local store, in the manner of kubectl."""
 
+import json
 from typing import Any
 
 import pytest
@@ -192,7 +193,9 @@ def test_an_unknown_noun_is_a_usage_error(commands: Commands) -> None:
 
 def test_a_session_that_nobody_took_up_is_deleted_at_once(commands: Commands) -> None:
     apply(commands, manifest())
-    assert "deleted" in commands.ok("delete", "session", "run-1")
+    answer = json.loads(commands.ok("delete", "session", "run-1", "--output", "json"))
+    assert answer["outcome"] == "deleted"
+    assert "run-1" in answer["resource"]
     assert commands.store.list(TrainingSession) == []
 
 
@@ -206,7 +209,7 @@ def test_a_session_with_usage_needs_the_instance_to_be_deleted(commands: Command
     with commands.pretend_running():
         error = commands.refused("delete", "session", "run-1", "--timeout-s", "0")
         assert "not gone after 0 s" in error
-        commands.ok("delete", "session", "run-1", "--no-wait")
+        assert "is being deleted" in commands.ok("delete", "session", "run-1", "--no-wait")
     assert commands.store.get(TrainingSession, "default", "run-1").metadata.deletion_time_us
 
 

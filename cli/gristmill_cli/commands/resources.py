@@ -234,6 +234,7 @@ def delete(
     tenant: TenantOption = DEFAULT_TENANT,
     wait: Annotated[bool, typer.Option(help="Wait until it is gone.")] = True,
     timeout_s: Annotated[float, typer.Option(min=0, help="How long to wait.")] = 120.0,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Delete a session. Its usage and its checkpoints stay in the ledger."""
     del noun
@@ -249,7 +250,11 @@ def delete(
             f"{label(session)} is not gone after {timeout_s:g} s; `gristmill describe session {name}` says "
             "what is left"
         )
-    typer.echo(f"{label(session)} deleted")
+    outcome = "deleted" if wait else "is being deleted"
+    if output is Output.TABLE:
+        typer.echo(f"{label(session)} {outcome}")
+    else:
+        print_data({"resource": label(session), "outcome": outcome}, output)
 
 
 def _is_gone(store: ResourceStore, session: TrainingSession, timeout_s: float) -> bool:
