@@ -1,14 +1,17 @@
-"""Every recipe as its users run it, on a tiny model: it ends well, and its count is the ledger's."""
+"""Every recipe, and every program in the docs, as its users run it, on a tiny model."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from gristmill_testing.instance import RunningGristmill, running_gristmill
-from gristmill_testing.recipe import run_recipe
+from gristmill_testing.raw_wire import wait_until
+from gristmill_testing.recipe import run_program, run_recipe
 from gristmill_testing.tiny_models import build_tiny_llama
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
@@ -21,7 +24,7 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGristm
 
 @pytest.fixture
 def environment(instance: RunningGristmill) -> dict[str, str]:
-    return {**instance.environment, "GRISTMILL_DATA_DIR": str(instance.data_dir)}
+    return instance.environment
 
 
 def expect_bill(instance: RunningGristmill, session: str, counted: Mapping[str, int]) -> None:
@@ -74,3 +77,34 @@ def test_resume(instance: RunningGristmill, environment: dict[str, str], tmp_pat
     assert len(summary["sessions"]) == 3
     for session, counted in summary["sessions"].items():
         expect_bill(instance, session, counted)
+
+
+def program_in(page: str) -> str:
+    """The one Python program on a page of the docs."""
+    (program,) = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
+    return str(program)
+
+
+def test_the_tutorial(
+    instance: RunningGristmill, environment: dict[str, str], tmp_path: Path
+) -> None:
+    program = tmp_path / "first.py"
+    program.write_text(program_in("tutorial/first-step.md"))
+    lines = run_program([str(program)], environment).splitlines()
+    losses = [float(line.split()[1]) for line in lines if re.match(r"\d ", line)]
+    assert len(losses) == 5
+    assert losses == sorted(losses, reverse=True)
+    (tokens,) = re.findall(r"trained (\d+) tokens", "\n".join(lines))
+    expected = {"prefill": 0, "cached_prefill": 0, "sample": 0, "train": int(tokens)}
+    wait_until(lambda: instance.usage_by_cli("first") == expected, f"first to cost {expected}", 30)
+
+
+def test_the_prices_of_the_docs(
+    instance: RunningGristmill, environment: dict[str, str], tmp_path: Path
+) -> None:
+    program = tmp_path / "prices.py"
+    text = program_in("how-to/prices.md").replace("http://127.0.0.1:8460", instance.ledger_url)
+    program.write_text(text)
+    run_program([str(program)], environment)
+    # Once more: the rows now start at another time, and nothing is refused.
+    run_program([str(program)], environment)

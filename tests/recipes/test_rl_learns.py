@@ -27,9 +27,8 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGristm
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_reward_rises(instance: RunningGristmill, tmp_path: Path, seed: int) -> None:
-    environment = {**instance.environment, "GRISTMILL_DATA_DIR": str(instance.data_dir)}
     arguments = ["--iterations", str(ITERATIONS), "--seed", str(seed)]
-    summary, shown = run_recipe("rl", environment, tmp_path, *arguments, timeout_s=560)
+    summary, shown = run_recipe("rl", instance.environment, tmp_path, *arguments, timeout_s=560)
     rewards = summary["rewards"]
     print(shown)
     assert len(rewards) == ITERATIONS

@@ -29,28 +29,30 @@ def load_recipe(name: str) -> ModuleType:
 def run_recipe(
     name: str, environment: Mapping[str, str], folder: Path, *arguments: str, timeout_s: float = 280
 ) -> tuple[Any, str]:
-    """Run it as a program with nothing but `gristmill env` around it: (its summary, its output)."""
+    """Run a recipe to its end: (its summary, its output). Its curve must have been drawn."""
     summary = folder / f"{name}.json"
-    kept = {
-        key: os.environ[key] for key in ("PATH", "HOME", "OMP_NUM_THREADS") if key in os.environ
-    }
-    command = [
-        sys.executable, str(FOLDER / f"{name}.py"), "--summary", str(summary),
-        "--png", str(folder / f"{name}.png"), *arguments,
-    ]  # fmt: skip
+    picture = folder / f"{name}.png"
+    shown = run_program(
+        [str(FOLDER / f"{name}.py"), "--summary", str(summary), "--png", str(picture), *arguments],
+        environment,
+        timeout_s,
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    return json.loads(summary.read_text()), shown
+
+
+def run_program(command: list[str], environment: Mapping[str, str], timeout_s: float = 280) -> str:
+    """Output of a Python program with nothing but `gristmill env` around it."""
+    kept = {name: os.environ[name] for name in ("HOME", "OMP_NUM_THREADS") if name in os.environ}
+    # The `gristmill` of this very environment comes first.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     answer = subprocess.run(
-        command,
-        env={**kept, "HF_HUB_OFFLINE": "1", "PATH": _path(kept), **environment},
+        [sys.executable, *command],
+        env={**kept, "PATH": path, "HF_HUB_OFFLINE": "1", **environment},
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    return json.loads(summary.read_text()), answer.stdout
-
-
-def _path(kept: Mapping[str, str]) -> str:
-    """With the `gristmill` of this very environment first."""
-    return os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    return answer.stdout
