@@ -21,7 +21,7 @@ EXPECT = re.compile(rb"(?i)\r\nexpect:\s*100-continue(?=\r\n|$)")
 class Fault:
     """What to do to the answer of the next `times` requests whose first line matches `pattern`.
 
-    pass_bytes: how much of the answer reaches the client before the connection is reset.
+    pass_bytes: how much of the answer reaches the client before its connection ends.
     """
 
     pattern: str
@@ -91,7 +91,9 @@ def _serve(proxy: FaultyProxy, client: socket.socket, target: tuple[str, int]) -
             fault = proxy.take(request)
             server.sendall(request)
             if not _relay_answer(server, client, fault.pass_bytes if fault else None):
-                _reset(client)
+                # A reset would take back what was passed on and not read yet.
+                if fault and not fault.pass_bytes:
+                    _reset(client)
                 return
 
 
