@@ -1,6 +1,10 @@
 """Preparing a base model: a folder that is whole or absent, and its facts."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,3 +124,23 @@ def test_a_gguf_file_is_named_by_folder_and_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="2 GGUF files"):
         prepare._locate(str(tmp_path))
     assert prepare._locate("owner/name") == ("owner/name", {})
+
+
+def test_a_hugging_face_repository_is_named_as_the_hub_names_it(
+    source: Path, tmp_path: Path
+) -> None:
+    """From a cache that a download left, for there is no hub here; clients are told the repository."""
+    repository = tmp_path / "hub" / "models--lab--tiny"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    shutil.copytree(source, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    dest = tmp_path / "models" / "tiny"
+    done = subprocess.run(
+        [sys.executable, "-m", "gristmill_worker.prepare", "lab/tiny", str(dest)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    facts = read_facts(dest)
+    assert (facts.hugging_face_id, facts.vocabulary_size) == ("lab/tiny", 512)
