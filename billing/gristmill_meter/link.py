@@ -15,6 +15,7 @@ from gristmill_contracts.errors import (
     VolumeFailedError,
 )
 from gristmill_contracts.http import OpenedSession, OpenSession
+from gristmill_contracts.operations import SaveState
 from gristmill_meter.decisions import ReplayStep, replay_step
 from gristmill_meter.ports import ExecuteCall, Worker, WorkerLostError
 from gristmill_meter.pulse import backoff
@@ -22,6 +23,9 @@ from gristmill_meter.session import Session, SessionOverError
 
 logger = logging.getLogger(__name__)
 
+SKIPPED: Final = msgspec.msgpack.encode(SaveState(location="", description=""))
+"""Stands in for an operation that is only counted again: the worker reads every message as a whole,
+and the log may no longer hold what was sent."""
 REOPEN_MAX: Final = 4
 """Openings in a row that may end in a worker that is ahead of the log, or fails what once succeeded."""
 
@@ -129,7 +133,7 @@ class WorkerLink:
     async def _feed_again(self, step: ReplayStep) -> None:
         """Replay one executed operation; its answer is compared and discarded, never billed."""
         session, record = self.session, step.record
-        content = b"\xc0"
+        content = SKIPPED
         if record.payload is None:
             if not step.skip:
                 raise LogLostError(

@@ -189,13 +189,14 @@ class FakeWorker:
     # --- running ---------------------------------------------------------------------------------
 
     async def _execute(self, uid: str, live: Live, call: ExecuteCall, boot: int) -> Executed:
+        # The real worker reads the whole message before it looks at `skip`.
+        operation = _operations.decode(call.operation)
         if call.skip:
             live.state = replace(live.state, applied=call.index)
             self.replays[call.op_id] += 1
             self.on_replay(call.op_id)
             self._same_boot(boot)
             return self._executed(None, None, live.state)
-        operation = _operations.decode(call.operation)
         self.at_once += 1
         self.at_once_max = max(self.at_once_max, self.at_once)
         try:
