@@ -1,7 +1,7 @@
 """Write the generated pages of docs/reference from the code; --check only compares.
 
 limits.md from gristmill_contracts.limits, errors.md from its tree of errors, settings.md from each
-process's settings class, metrics.md from what makes metrics,
+process's settings class, metrics.md from gristmill_contracts.metrics and what makes them,
 cli.md from the commands. The text is what stands below each name in the code.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from pydantic_core import PydanticUndefined
 
-from gristmill_contracts import errors, limits
+from gristmill_contracts import errors, limits, metrics
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
 NOTE = "This page is made from the code by `make docs`.\n"
@@ -148,17 +148,15 @@ def metrics_in(source: str) -> Iterator[str]:
             continue
         called = node.func
         name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
-        literals = [
-            item.value
-            for item in node.args[:2]
-            if isinstance(item, ast.Constant) and isinstance(item.value, str)
-        ]
-        if name not in METRIC_KINDS or len(literals) != 2:
+        if name not in METRIC_KINDS or len(node.args) < 2:
+            continue
+        constant, text = node.args[:2]
+        if not isinstance(constant, ast.Attribute) or not isinstance(text, ast.Constant):
             continue
         labels = next((ast.literal_eval(a) for a in node.args[2:3] if isinstance(a, ast.List)), [])
-        shown_name = f"{literals[0]}_total" if name == "Counter" else literals[0]
+        shown_name = getattr(metrics, constant.attr)
         listed = ", ".join(f"`{label}`" for label in labels)
-        yield f"| `{shown_name}` | {METRIC_KINDS[name]} | {listed} | {literals[1]} |\n"
+        yield f"| `{shown_name}` | {METRIC_KINDS[name]} | {listed} | {text.value} |\n"
 
 
 def metrics_page() -> str:

@@ -4,6 +4,8 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gristmill_contracts import metrics as names
+
 
 class Metrics:
     """One registry for each application, so that two in one process do not add up."""
@@ -11,7 +13,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.events = Counter(
-            "gristmill_ledger_events",
+            names.LEDGER_EVENTS,
             "Usage events received, by what became of them",
             ["result"],
             registry=self.registry,
@@ -19,26 +21,26 @@ class Metrics:
         for result in ("inserted", "duplicate", "conflict"):
             self.events.labels(result)
         self.quarantined = Counter(
-            "gristmill_ledger_quarantined_events",
+            names.LEDGER_QUARANTINED_EVENTS,
             "Usage events stored with something odd about them",
             registry=self.registry,
         )
         self.log_lost = Counter(
-            "gristmill_ledger_log_lost",
+            names.LEDGER_LOG_LOST,
             "Registrations of a log that is older than what it was acknowledged for",
             registry=self.registry,
         )
         self.commit_seconds = Histogram(
-            "gristmill_ledger_commit_seconds",
+            names.LEDGER_COMMIT_SECONDS,
             "Time of a writing transaction, commit included",
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.5, 1, 5),
             registry=self.registry,
         )
         self.producers = Gauge(
-            "gristmill_ledger_producers", "Registered producers", registry=self.registry
+            names.LEDGER_PRODUCERS, "Registered producers", registry=self.registry
         )
         self.heartbeat_age_seconds = Gauge(
-            "gristmill_ledger_heartbeat_age_seconds",
+            names.LEDGER_HEARTBEAT_AGE_SECONDS,
             "Age of the newest heartbeat of any session; -1 before the first",
             registry=self.registry,
         )

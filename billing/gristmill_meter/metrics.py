@@ -1,16 +1,14 @@
 """Prometheus metrics. Labels come from configuration alone; tenants and models are capped."""
 
 from collections.abc import Callable
-from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from gristmill_contracts import limits
+from gristmill_contracts import metrics as names
 from gristmill_meter import frames
 from gristmill_meter.frames import Frame
 from gristmill_meter.records import Record, SessionState
-
-LABEL_VALUES_MAX: Final = 100
-"""Tenants, and models, with a series of their own; the rest is "other"."""
 
 
 class Metrics:
@@ -20,36 +18,38 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._seen: dict[str, set[str]] = {"tenant": set(), "model": set()}
         self.tokens = Counter(
-            "meter_tokens",
+            names.METER_TOKENS,
             "Tokens settled by this process",
             ["tenant", "model", "token_type"],
             registry=self.registry,
         )
         self.operations = Counter(
-            "meter_operations",
+            names.METER_OPERATIONS,
             "Operations that ended, by outcome",
             ["tenant", "model", "operation", "outcome"],
             registry=self.registry,
         )
         self.label_overflow = Counter(
-            "meter_label_overflow",
+            names.LABEL_OVERFLOW,
             'Label values counted as "other"',
             ["label"],
             registry=self.registry,
         )
         self.replayed = Counter(
-            "meter_replayed_operations",
+            names.METER_REPLAYED_OPERATIONS,
             "Operations fed to a worker again after it was lost",
             registry=self.registry,
         )
         self.unacked_events = self._gauge(
-            "spool_unacked_events", "Usage events that the ledger has not acknowledged"
+            names.SPOOL_UNACKED_EVENTS, "Usage events that the ledger has not acknowledged"
         )
         self.oldest_unacked = self._gauge(
-            "spool_oldest_unacked_seconds", "Age of the oldest unacknowledged usage event"
+            names.SPOOL_OLDEST_UNACKED_SECONDS, "Age of the oldest unacknowledged usage event"
         )
-        self.spool_bytes = self._gauge("spool_bytes", "Bytes written to operation logs")
-        self.free_bytes = self._gauge("spool_volume_free_bytes", "Bytes left on the logs' volume")
+        self.spool_bytes = self._gauge(names.SPOOL_BYTES, "Bytes written to operation logs")
+        self.free_bytes = self._gauge(
+            names.SPOOL_VOLUME_FREE_BYTES, "Bytes left on the logs' volume"
+        )
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self.registry)
@@ -89,7 +89,7 @@ class Metrics:
 
     def _capped(self, label: str, value: str) -> str:
         seen = self._seen[label]
-        if value in seen or len(seen) < LABEL_VALUES_MAX:
+        if value in seen or len(seen) < limits.METRIC_LABEL_VALUES_MAX:
             seen.add(value)
             return value
         self.label_overflow.labels(label).inc()

@@ -122,6 +122,10 @@ ARTIFACT_CHUNK_BYTES: Final = 256 * 2**10
 # --- SigV4 ---------------------------------------------------------------------------------------
 CLOCK_SKEW_S_MAX: Final = 300
 
+# --- metrics -------------------------------------------------------------------------------------
+METRIC_LABEL_VALUES_MAX: Final = 200
+"""Tenants, and models, with a series of their own in one process; the rest is "other"."""
+
 if INLINE_PAYLOAD_BYTES_MAX * 2 > FRAME_BYTES_MAX:
     raise AssertionError("a frame must hold an inline payload and its header")
 if RESULT_WAIT_S_MAX >= 60 or CREATE_WAIT_S_MAX >= 60:

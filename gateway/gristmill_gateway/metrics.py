@@ -5,6 +5,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gristmill_contracts import metrics as names
+
 SECONDS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -14,25 +16,30 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "gateway_requests", "Requests answered", ["operation", "status"], registry=self.registry
+            names.GATEWAY_REQUESTS,
+            "Requests answered",
+            ["operation", "status"],
+            registry=self.registry,
         )
         self.seconds = Histogram(
-            "gateway_request_seconds",
+            names.GATEWAY_REQUEST_SECONDS,
             "Time from a request's headers to its answer; held polls among them",
             ["operation"],
             buckets=SECONDS,
             registry=self.registry,
         )
         self.open_requests = Gauge(
-            "gateway_open_requests", "Requests being worked on or held", registry=self.registry
+            names.GATEWAY_OPEN_REQUESTS, "Requests being worked on or held", registry=self.registry
         )
         self.refused_numbers = Counter(
-            "gateway_refused_numbers",
+            names.GATEWAY_REFUSED_NUMBERS,
             "Training submits that failed validation and whose sequence number was closed",
             registry=self.registry,
         )
         self.held_body_bytes = Gauge(
-            "gateway_held_body_bytes", "Bytes of request bodies in memory", registry=self.registry
+            names.GATEWAY_HELD_BODY_BYTES,
+            "Bytes of request bodies in memory",
+            registry=self.registry,
         )
 
     def watch(self, held_body_bytes: Callable[[], float]) -> None:

@@ -4,6 +4,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gristmill_contracts import metrics as names
 from gristmill_contracts.operations import Operation, Result, count_result, kind_of
 from gristmill_contracts.usage import TOKEN_TYPES
 
@@ -16,27 +17,27 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.operations = Counter(
-            "gristmill_worker_operations",
+            names.WORKER_OPERATIONS,
             "Operations that ran, by kind, outcome and whether they were replays",
             ["kind", "outcome", "replay"],
             registry=self.registry,
         )
         self.tokens = Counter(
-            "gristmill_worker_tokens",
+            names.WORKER_TOKENS,
             "Tokens of completed operations, by type; replays apart",
             ["token_type", "replay"],
             registry=self.registry,
         )
         self.seconds = Histogram(
-            "gristmill_worker_operation_seconds",
+            names.WORKER_OPERATION_SECONDS,
             "Time of an operation in the engine",
             ["kind"],
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self.sessions = Gauge("gristmill_worker_sessions", "Open sessions", registry=self.registry)
+        self.sessions = Gauge(names.WORKER_SESSIONS, "Open sessions", registry=self.registry)
         self.queued = Gauge(
-            "gristmill_worker_queued", "Work that waits for the engine", registry=self.registry
+            names.WORKER_QUEUED, "Work that waits for the engine", registry=self.registry
         )
 
     def count(

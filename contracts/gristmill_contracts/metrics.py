@@ -1,0 +1,43 @@
+"""Names of what our processes tell Prometheus, as they stand in the exposition and in dashboards.
+
+A name never changes once released. Its unit, or `_total` for what only grows, comes last. Label values
+come from configuration: never a session, a user or a request.
+"""
+
+from typing import Final
+
+# --- gateway -------------------------------------------------------------------------------------
+
+GATEWAY_REQUESTS: Final = "gristmill_gateway_requests_total"
+GATEWAY_REQUEST_SECONDS: Final = "gristmill_gateway_request_seconds"
+GATEWAY_OPEN_REQUESTS: Final = "gristmill_gateway_open_requests"
+GATEWAY_REFUSED_NUMBERS: Final = "gristmill_gateway_refused_numbers_total"
+GATEWAY_HELD_BODY_BYTES: Final = "gristmill_gateway_held_body_bytes"
+
+# --- meter ---------------------------------------------------------------------------------------
+
+METER_TOKENS: Final = "gristmill_meter_tokens_total"
+METER_OPERATIONS: Final = "gristmill_meter_operations_total"
+METER_REPLAYED_OPERATIONS: Final = "gristmill_meter_replayed_operations_total"
+LABEL_OVERFLOW: Final = "gristmill_label_overflow_total"
+SPOOL_UNACKED_EVENTS: Final = "gristmill_spool_unacked_events"
+SPOOL_OLDEST_UNACKED_SECONDS: Final = "gristmill_spool_oldest_unacked_seconds"
+SPOOL_BYTES: Final = "gristmill_spool_bytes"
+SPOOL_VOLUME_FREE_BYTES: Final = "gristmill_spool_volume_free_bytes"
+
+# --- ledger --------------------------------------------------------------------------------------
+
+LEDGER_EVENTS: Final = "gristmill_ledger_events_total"
+LEDGER_QUARANTINED_EVENTS: Final = "gristmill_ledger_quarantined_events_total"
+LEDGER_LOG_LOST: Final = "gristmill_ledger_log_lost_total"
+LEDGER_COMMIT_SECONDS: Final = "gristmill_ledger_commit_seconds"
+LEDGER_PRODUCERS: Final = "gristmill_ledger_producers"
+LEDGER_HEARTBEAT_AGE_SECONDS: Final = "gristmill_ledger_heartbeat_age_seconds"
+
+# --- worker --------------------------------------------------------------------------------------
+
+WORKER_OPERATIONS: Final = "gristmill_worker_operations_total"
+WORKER_TOKENS: Final = "gristmill_worker_tokens_total"
+WORKER_OPERATION_SECONDS: Final = "gristmill_worker_operation_seconds"
+WORKER_SESSIONS: Final = "gristmill_worker_sessions"
+WORKER_QUEUED: Final = "gristmill_worker_queued"
