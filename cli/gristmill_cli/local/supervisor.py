@@ -239,12 +239,17 @@ class Supervisor:
         self._show_processes()
 
     def _show_processes(self) -> None:
-        """What runs, for `gristmill status`."""
+        """What runs, for `gristmill status`. On a full volume it stays as it was until the next pass."""
         rows = [_describe(child) for child in self.children.values()]
         text = json.dumps(rows, indent=2).encode()
-        if text != self._shown:
-            self._shown = text
+        if text == self._shown:
+            return
+        try:
             write_private(self.layout.processes, text)
+        except OSError as error:
+            logger.warning("processes_not_shown", extra={"error": str(error)})
+        else:
+            self._shown = text
 
     # --- what wakes the loop ---------------------------------------------------------------------
 
