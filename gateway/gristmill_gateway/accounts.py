@@ -1,7 +1,5 @@
 """The 12-digit account of a tenant: from its resource, else from the ledger, which allocates it."""
 
-import asyncio
-
 from gristmill_gateway.directory import Directory
 from gristmill_gateway.ledger_client import LedgerClient
 
@@ -19,7 +17,7 @@ class Accounts:
         known = self._known.get(tenant)
         if known is not None:
             return known
-        resource = await asyncio.to_thread(self._directory.tenant, tenant)
+        resource = await self._directory.tenant(tenant)
         account = resource.status.account_id if resource is not None else ""
         if not account:
             account = (await self._ledger.put_tenant(tenant)).account_id

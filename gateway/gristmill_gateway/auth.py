@@ -1,6 +1,5 @@
 """Identifies callers: SigV4 against the access keys of the store. The only way in."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +34,9 @@ class Authenticator:
     clock: Callable[[], datetime] = utc_now
     clock_skew_s: float = limits.CLOCK_SKEW_S_MAX
 
-    async def admit(self, request: SignedRequest) -> tuple[Claim, AccessKeySpec]:
+    async def admit(
+        self, request: SignedRequest, as_of: float | None = None
+    ) -> tuple[Claim, AccessKeySpec]:
         """The claim and the key that it names. Nothing is proven yet. Raises SignatureError."""
         claim = sigv4.read_claim(request)
         sigv4.check_clock(claim, self.clock(), self.clock_skew_s)
@@ -51,7 +52,7 @@ class Authenticator:
                 "The security token included in the request is invalid: keys here have none; unset "
                 "AWS_SESSION_TOKEN",
             )
-        key = await asyncio.to_thread(self.directory.access_key, claim.access_key_id)
+        key = await self.directory.access_key(claim.access_key_id, as_of)
         if key is None or key.spec.revoked_us is not None:
             why = "is not known" if key is None else "was revoked"
             raise SignatureError(
@@ -62,7 +63,12 @@ class Authenticator:
         return claim, key.spec
 
     async def prove(
-        self, request: SignedRequest, claim: Claim, key: AccessKeySpec, body_sha256: str
+        self,
+        request: SignedRequest,
+        claim: Claim,
+        key: AccessKeySpec,
+        body_sha256: str,
+        as_of: float | None = None,
     ) -> Caller:
         """The caller, once the signature is right. Raises SignatureError, UnavailableError."""
         signing_key = _signing_key(key.secret_access_key, claim.date, claim.region, claim.service)
@@ -72,4 +78,5 @@ class Authenticator:
             account_id=await self.accounts.account_id(key.tenant),
             region=claim.region,
             invocation_id=request.value("amz-sdk-invocation-id") or "",
+            as_of=as_of,
         )

@@ -7,12 +7,16 @@ from gristmill_gateway.sagemaker.arns import Scope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """region: what the request was signed for. invocation_id: the same in every retry of one call."""
+    """region: what the request was signed for. invocation_id: the same in every retry of one call.
+
+    as_of: when the request arrived (monotonic seconds), for `directory`.
+    """
 
     tenant: str
     account_id: str
     region: str
     invocation_id: str = ""
+    as_of: float | None = None
 
     @property
     def scope(self) -> Scope:

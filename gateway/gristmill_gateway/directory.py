@@ -1,10 +1,11 @@
 """Who and what there is, read from the resource store and remembered until the store changes.
 
-Calls block for milliseconds at most; async callers wrap them in `asyncio.to_thread`. Safe from several
-threads.
+Every question says as of when: the time (monotonic seconds) at which its request arrived, so that
+whatever was written before is seen. A request that asks much looks at the store once. None = as of now.
 """
 
-import threading
+import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -37,56 +38,84 @@ class Endpoint:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Answers at one revision of the store."""
+
+    revision: int
+    answers: dict[tuple[object, ...], Any]  # Any: by what the question asks for
+
+
 class Directory:
-    """Reads through to `store`. One change of the store forgets all: a read is a few rows."""
+    """Reads through to `store`, in threads. To be used on one event loop alone."""
 
     def __init__(self, store: ResourceStore) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._revision = -1
-        self._remembered: dict[tuple[object, ...], Any] = {}  # Any: by what the key asks for
+        self._known = _Known(-1, {})
+        self._checked_at = 0.0
+        """The store was at `_known.revision` at this time or later."""
 
-    def access_key(self, access_key_id: str) -> AccessKey | None:
-        keys = self._ask(("keys",), self._keys)
-        return keys.get(access_key_id)
+    async def access_key(self, access_key_id: str, as_of: float | None = None) -> AccessKey | None:
+        return (await self._ask(("keys",), self._keys, as_of)).get(access_key_id)
 
-    def tenant(self, name: str) -> Tenant | None:
-        return self._ask(("tenants",), self._tenants).get(name)
+    async def tenant(self, name: str, as_of: float | None = None) -> Tenant | None:
+        return (await self._ask(("tenants",), self._tenants, as_of)).get(name)
 
-    def base_model(self, name: str) -> BaseModelResource | None:
-        return self._ask(("model", name), lambda: self._model(name))
+    async def base_model(self, name: str, as_of: float | None = None) -> BaseModelResource | None:
+        return (await self._ask(("models",), self._models, as_of)).get(name)
 
-    def session(self, tenant: str, name: str) -> TrainingSession | None:
+    async def session(
+        self, tenant: str, name: str, as_of: float | None = None
+    ) -> TrainingSession | None:
         """The tenant's session that is called `name`."""
-        return self._ask(("sessions", tenant), lambda: self._sessions(tenant)).get(name)
+        question = ("sessions", tenant)
+        return (await self._ask(question, lambda: self._sessions(tenant), as_of)).get(name)
 
-    def session_object(self, namespace: str, name: str) -> TrainingSession | None:
+    async def session_object(
+        self, namespace: str, name: str, as_of: float | None = None
+    ) -> TrainingSession | None:
         """The session whose resource is called `name`."""
-        sessions = self._ask(("sessions", namespace), lambda: self._sessions(namespace)).values()
-        return next((each for each in sessions if each.metadata.name == name), None)
+        question = ("sessions", namespace)
+        sessions = await self._ask(question, lambda: self._sessions(namespace), as_of)
+        return next((each for each in sessions.values() if each.metadata.name == name), None)
 
-    def endpoint(self, session: TrainingSession, *, fresh: bool = False) -> Endpoint | None:
-        """Where to reach the session's meter; None while it has none. fresh: ask the store anew."""
-        if fresh:
-            return self._endpoint(session)
+    async def endpoint(
+        self, session: TrainingSession, as_of: float | None = None
+    ) -> Endpoint | None:
+        """Where to reach the session's meter; None while it has none."""
         meta = session.metadata
-        return self._ask(("endpoint", meta.namespace, meta.name), lambda: self._endpoint(session))
+        question = ("endpoint", meta.namespace, meta.name, session_uid(session))
+        return await self._ask(question, lambda: self._endpoint(session), as_of)
 
-    def _ask(self, question: tuple[object, ...], read: Callable[[], T]) -> T:
-        revision = self._store.revision()
-        with self._lock:
-            if revision != self._revision or len(self._remembered) > REMEMBERED_MAX:
-                self._remembered = {}
-                self._revision = revision
-            elif question in self._remembered:
-                found: T = self._remembered[question]
-                return found
-        answer = read()
-        with self._lock:
-            if revision == self._revision:
-                # Read at or after `revision`: at worst newer, and then forgotten at the next question.
-                self._remembered[question] = answer
+    async def _ask(
+        self, question: tuple[object, ...], read: Callable[[], T], as_of: float | None
+    ) -> T:
+        known = self._known
+        if as_of is not None and as_of <= self._checked_at and question in known.answers:
+            found: T = known.answers[question]
+            return found
+        asked_at = time.monotonic()
+        revision, answer = await asyncio.to_thread(self._look, question, read)
+        self._remember(revision, question, answer, asked_at)
         return answer
+
+    def _look(self, question: tuple[object, ...], read: Callable[[], T]) -> tuple[int, T]:
+        """The store's revision, and the answer at it (or at a later one: then it is forgotten soon)."""
+        revision = self._store.revision()
+        known = self._known
+        if revision == known.revision and question in known.answers:
+            return revision, known.answers[question]
+        return revision, read()
+
+    def _remember(
+        self, revision: int, question: tuple[object, ...], answer: object, asked_at: float
+    ) -> None:
+        if revision < self._known.revision:
+            return  # Another look was quicker and saw more.
+        if revision > self._known.revision or len(self._known.answers) > REMEMBERED_MAX:
+            self._known = _Known(revision, {})
+        self._known.answers[question] = answer
+        self._checked_at = max(self._checked_at, asked_at)
 
     def _keys(self) -> dict[str, AccessKey]:
         return {key.spec.access_key_id: key for key in self._store.list(AccessKey)}
@@ -94,9 +123,8 @@ class Directory:
     def _tenants(self) -> dict[str, Tenant]:
         return {tenant.metadata.name: tenant for tenant in self._store.list(Tenant)}
 
-    def _model(self, name: str) -> BaseModelResource | None:
-        models = self._store.list(BaseModelResource)
-        return next((model for model in models if model.metadata.name == name), None)
+    def _models(self) -> dict[str, BaseModelResource]:
+        return {model.metadata.name: model for model in self._store.list(BaseModelResource)}
 
     def _sessions(self, tenant: str) -> dict[str, TrainingSession]:
         # Reversed: of two with one name, which the admission refuses, the older is meant.

@@ -82,10 +82,13 @@ class FrontDoor:
                 f"{self.open_requests} requests are open, and at most {limits.OPEN_REQUESTS_MAX} may be; "
                 "try again shortly"
             )
-        claim, key = await self.authenticator.admit(call.request)
+        as_of = time.monotonic()
+        claim, key = await self.authenticator.admit(call.request, as_of)
         body = await self.bodies.read(call.connection, wire.body_bytes_max(call))
         try:
-            caller = await self.authenticator.prove(call.request, claim, key, await _sha256(body))
+            caller = await self.authenticator.prove(
+                call.request, claim, key, await _sha256(body), as_of
+            )
             return await wire.answer(call, caller, body)
         finally:
             self.bodies.release(body)

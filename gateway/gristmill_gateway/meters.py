@@ -1,6 +1,5 @@
 """Talks to the meter of a session, wherever it is now: finds it, and looks again where it has moved."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -33,17 +32,27 @@ class Meters:
     directory: Directory
     client: MeterClient
 
-    async def submit(self, session: TrainingSession, message: Submit) -> Submitted:
+    async def submit(
+        self, session: TrainingSession, message: Submit, as_of: float | None = None
+    ) -> Submitted:
         """Raises UnavailableError where the session is not served now, else what the meter reported."""
-        return await self._served(session, lambda at: self.client.submit(at, message))
+        return await self._served(session, lambda at: self.client.submit(at, message), as_of)
 
     async def refuse(self, session: TrainingSession, message: Refuse) -> Submitted:
         return await self._served(session, lambda at: self.client.refuse(at, message))
 
-    async def poll(self, session: TrainingSession, operation: OpId, wait_s: float) -> OperationView:
+    async def poll(
+        self,
+        session: TrainingSession,
+        operation: OpId,
+        wait_s: float,
+        as_of: float | None = None,
+    ) -> OperationView:
         """Raises NotFoundError only where the session is served and the operation's result is gone."""
         try:
-            return await self._at(session, lambda at: self.client.poll(at, operation, wait_s))
+            return await self._at(
+                session, lambda at: self.client.poll(at, operation, wait_s), as_of
+            )
         except NotFoundError:
             # The meter knows no such operation, or no such session yet: its view tells which.
             await self._served(session, self.client.view)
@@ -64,9 +73,9 @@ class Meters:
             session, lambda at: stack.enter_async_context(self.client.stream(at, message))
         )
 
-    async def endpoint(self, session: TrainingSession, *, fresh: bool = False) -> Endpoint:
+    async def endpoint(self, session: TrainingSession, as_of: float | None = None) -> Endpoint:
         """Raises MeterAwayError where the session has no meter."""
-        found = await asyncio.to_thread(self.directory.endpoint, session, fresh=fresh)
+        found = await self.directory.endpoint(session, as_of)
         if found is None:
             raise MeterAwayError(
                 f"session {session.metadata.name} has no meter just now: it is being started or "
@@ -75,19 +84,27 @@ class Meters:
         return found
 
     async def _served(
-        self, session: TrainingSession, call: Callable[[Endpoint], Awaitable[T]]
+        self,
+        session: TrainingSession,
+        call: Callable[[Endpoint], Awaitable[T]],
+        as_of: float | None = None,
     ) -> T:
         try:
-            return await self._at(session, call)
+            return await self._at(session, call, as_of)
         except NotFoundError as error:
             raise NotServedError(f"{error.message}; it is being started: try again") from error
 
-    async def _at(self, session: TrainingSession, call: Callable[[Endpoint], Awaitable[T]]) -> T:
+    async def _at(
+        self,
+        session: TrainingSession,
+        call: Callable[[Endpoint], Awaitable[T]],
+        as_of: float | None = None,
+    ) -> T:
         """Call the meter; where another attempt serves by now, look it up and call that one."""
         try:
-            return await call(await self.endpoint(session))
+            return await call(await self.endpoint(session, as_of))
         except FencedError:
-            fresh = await self.endpoint(session, fresh=True)
+            fresh = await self.endpoint(session)
         try:
             return await call(fresh)
         except FencedError as error:

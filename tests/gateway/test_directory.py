@@ -1,5 +1,7 @@
 """What the gateway reads from the store: remembered until it changes, and never another session's."""
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,11 @@ class CountingStore(LocalStore):
     """Counts what is read."""
 
     reads = 0
+    looks = 0
+
+    def revision(self) -> int:
+        self.looks += 1
+        return super().revision()
 
     def list(self, kind: type[Any], namespace: str | None = None) -> list[Any]:
         self.reads += 1
@@ -52,56 +59,85 @@ def secret(name: str, uid: str, attempt: int = 1) -> EndpointSecret:
     )
 
 
-def test_a_session_is_found_by_its_display_name_in_its_own_tenant(store: CountingStore) -> None:
+async def test_a_session_is_found_by_its_display_name_in_its_own_tenant(
+    store: CountingStore,
+) -> None:
     store.create(session("ts-abc", "Run.1"))
     store.create(session("plain"))
     directory = Directory(store)
-    found = directory.session("acme", "Run.1")
+    found = await directory.session("acme", "Run.1")
     assert found is not None
     assert found.metadata.name == "ts-abc"
-    assert directory.session("acme", "plain") is not None
-    assert directory.session("acme", "ts-abc") is None
-    assert directory.session("rival", "Run.1") is None
-    assert directory.session_object("acme", "ts-abc") == found
-    assert directory.session_object("rival", "ts-abc") is None
+    assert await directory.session("acme", "plain") is not None
+    assert await directory.session("acme", "ts-abc") is None
+    assert await directory.session("rival", "Run.1") is None
+    assert await directory.session_object("acme", "ts-abc") == found
+    assert await directory.session_object("rival", "ts-abc") is None
 
 
-def test_answers_are_remembered_until_the_store_changes(store: CountingStore) -> None:
+async def test_answers_are_remembered_until_the_store_changes(store: CountingStore) -> None:
     directory = Directory(store)
-    assert directory.session("acme", "run") is None
+    assert await directory.session("acme", "run") is None
     reads = store.reads
     for _ in range(5):
-        assert directory.session("acme", "run") is None
+        assert await directory.session("acme", "run") is None
     assert store.reads == reads
     created = store.create(session("run"))
-    assert directory.session("acme", "run") == created
+    assert await directory.session("acme", "run") == created
     stopped = created.model_copy(update={"metadata": created.metadata})
     stopped.spec.desired_state = "Stopped"
     store.update(stopped)
-    again = directory.session("acme", "run")
+    again = await directory.session("acme", "run")
     assert again is not None
     assert again.spec.desired_state == "Stopped"
 
 
-def test_a_key_is_found_by_its_id(store: CountingStore) -> None:
+async def test_a_key_is_found_by_its_id(store: CountingStore) -> None:
     directory = Directory(store)
-    assert directory.access_key("AKIA1") is None
+    assert await directory.access_key("AKIA1") is None
     spec = AccessKeySpec(access_key_id="AKIA1", secret_access_key="x", tenant="acme")
     store.create(AccessKey(metadata=Metadata(name="akia1", namespace="acme"), spec=spec))
-    found = directory.access_key("AKIA1")
+    found = await directory.access_key("AKIA1")
     assert found is not None
     assert found.spec == spec
 
 
-def test_an_endpoint_of_an_earlier_session_of_that_name_is_not_used(store: CountingStore) -> None:
+async def test_an_endpoint_of_an_earlier_session_of_that_name_is_not_used(
+    store: CountingStore,
+) -> None:
     directory = Directory(store)
     created = store.create(session("run", uid="new"))
-    assert directory.endpoint(created) is None
+    assert await directory.endpoint(created) is None
     store.create(secret("run", "old"))
-    assert directory.endpoint(created) is None
+    assert await directory.endpoint(created) is None
     store.delete(EndpointSecret, "acme", "run")
     store.create(secret("run", "new", attempt=3))
-    found = directory.endpoint(created)
+    found = await directory.endpoint(created)
     assert found is not None
     assert (found.session, found.attempt) == ("new", 3)
-    assert directory.endpoint(created, fresh=True) == found
+
+
+async def test_a_request_looks_at_the_store_once_and_sees_what_was_written_before_it(
+    store: CountingStore,
+) -> None:
+    directory = Directory(store)
+    store.create(session("run"))
+    arrived = time.monotonic()
+    for _ in range(3):
+        assert await directory.session("acme", "run", arrived) is not None
+    assert store.looks == 1
+    assert await directory.access_key("AKIA1", arrived) is None
+    looks = store.looks
+    store.create(session("later"))
+    assert await directory.session("acme", "later", time.monotonic()) is not None
+    assert store.looks > looks
+
+
+async def test_questions_at_once_agree_on_the_newest(store: CountingStore) -> None:
+    directory = Directory(store)
+    for index in range(5):
+        store.create(session(f"run-{index}"))
+        found = await asyncio.gather(
+            *(directory.session("acme", f"run-{at}") for at in range(index + 1) for _ in range(3))
+        )
+        assert all(each is not None for each in found)

@@ -79,7 +79,7 @@ async def execute_training_operation(
         body_hash=await _in_thread(body, lambda: body_hash(operation)),
         operation=operation,
     )
-    return await _submit(context, session, submit)
+    return await _submit(context, caller, session, submit)
 
 
 async def execute_sampling_operation(
@@ -91,7 +91,7 @@ async def execute_sampling_operation(
     seed = secrets.randbelow(limits.SEED_MAX + 1)
     request = await _in_thread(body, lambda: read_sampling_request(document, facts, seed))
     operation = await packages.resolve(context.ledger, caller, facts, request)
-    return await _submit(context, session, log_submit(operation))
+    return await _submit(context, caller, session, log_submit(operation))
 
 
 def log_submit(operation: Operation) -> Submit:
@@ -110,8 +110,10 @@ def body_hash(operation: Operation) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(operation)).digest()
 
 
-async def _submit(context: RuntimeContext, session: TrainingSession, submit: Submit) -> bytes:
-    accepted = await context.meters.submit(session, submit)
+async def _submit(
+    context: RuntimeContext, caller: Caller, session: TrainingSession, submit: Submit
+) -> bytes:
+    accepted = await context.meters.submit(session, submit, caller.as_of)
     operation = OpId(session_uid(session), accepted.stream, accepted.number)
     operation_id = make_operation_id(context.operation_key, operation)
     return msgspec.json.encode({"operationId": operation_id})
@@ -187,12 +189,16 @@ async def _held_view(
     name, operation_id, stream = which
     session = await require_session(context.directory, caller, name)
     operation = read_operation_id(context.operation_key, operation_id, session_uid(session), stream)
-    work = wait_for_end(context, session, operation, context.result_wait_s)
+    work = wait_for_end(context, session, operation, context.result_wait_s, caller.as_of)
     return await hold(call.connection, context.draining, work)
 
 
 async def wait_for_end(
-    context: RuntimeContext, session: TrainingSession, operation: OpId, wait_s: float
+    context: RuntimeContext,
+    session: TrainingSession,
+    operation: OpId,
+    wait_s: float,
+    as_of: float | None = None,
 ) -> OperationView | None:
     """Poll the meter until the operation ended or `wait_s` is over; None = nobody could tell.
 
@@ -204,7 +210,7 @@ async def wait_for_end(
     while True:
         left_s = max(0.0, deadline - time.monotonic())
         try:
-            view = await context.meters.poll(session, operation, left_s)
+            view = await context.meters.poll(session, operation, left_s, as_of)
         except (UnavailableError, OverloadedError) as error:
             view = None
             await _check_still_there(context, session, error)
@@ -217,6 +223,7 @@ async def wait_for_end(
         if (view is not None and view.state in TERMINAL_STATES) or left_s <= 0:
             return view
         await asyncio.sleep(min(RETRY_S, left_s))
+        as_of = None
 
 
 async def _check_still_there(
@@ -224,7 +231,7 @@ async def _check_still_there(
 ) -> None:
     """Raises NotFoundError where waiting is in vain: the session ended and nobody serves its results."""
     meta = session.metadata
-    current = await asyncio.to_thread(context.directory.session_object, meta.namespace, meta.name)
+    current = await context.directory.session_object(meta.namespace, meta.name)
     if current is None or (has_ended(current) and await _has_no_meter(context, current)):
         raise NotFoundError(
             f"Training session {meta.name} has ended, and its results are served no longer"
@@ -232,4 +239,4 @@ async def _check_still_there(
 
 
 async def _has_no_meter(context: RuntimeContext, session: TrainingSession) -> bool:
-    return await asyncio.to_thread(context.directory.endpoint, session) is None
+    return await context.directory.endpoint(session) is None

@@ -1,6 +1,5 @@
 """Finds the session that a runtime request is about, and whether it takes operations."""
 
-import asyncio
 from typing import Final
 
 from gristmill_contracts.errors import ConflictError, NotFoundError
@@ -17,7 +16,7 @@ TAKING: Final[frozenset[State]] = frozenset({"Running", "Blocked"})
 
 async def require_session(directory: Directory, caller: Caller, name: str) -> TrainingSession:
     """The caller's session of that name. Raises NotFoundError, also for somebody else's."""
-    found = await asyncio.to_thread(directory.session, caller.tenant, name)
+    found = await directory.session(caller.tenant, name, caller.as_of)
     if found is None:
         raise NotFoundError(f"Training session {name[:64]} does not exist")
     return found
@@ -43,8 +42,8 @@ async def session_facts(
 ) -> SessionFacts:
     """What requests to the session are judged by."""
     name = session.spec.base_model_ref.name
-    model = await asyncio.to_thread(directory.base_model, name)
-    tenant = await asyncio.to_thread(directory.tenant, caller.tenant)
+    model = await directory.base_model(name, caller.as_of)
+    tenant = await directory.tenant(caller.tenant, caller.as_of)
     bucket = tenant.spec.default_bucket if tenant is not None else ""
     output = locations.session_output(
         session.spec.output.path, session_name(session), caller.account_id, bucket
