@@ -41,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     configure(settings.log_level)
     # Before torch opens the device: cuBLAS is deterministic only with a fixed workspace.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Before torch loads OpenMP: threads that spin for each other took 20 times as long on two cores
+    # that other processes use too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return _serve(settings)
 
 

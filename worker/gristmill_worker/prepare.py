@@ -34,6 +34,7 @@ Say = Callable[[str], None]
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 done (or done before), 1 the source cannot be prepared, 2 bad arguments."""
     given = _parser().parse_args(arguments)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the worker itself, see there
     try:
         facts = prepare(
             given.source, given.dest, dtype=given.dtype, hugging_face_id=given.hugging_face_id,
