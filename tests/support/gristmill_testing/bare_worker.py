@@ -50,8 +50,9 @@ class UnixConnection(http.client.HTTPConnection):
 class BareWorker:
     """One session. `last_ms` is the round trip of the newest call, encoding not included."""
 
-    def __init__(self, socket_path: Path, state_dir: Path) -> None:
+    def __init__(self, socket_path: Path, state_dir: Path, pid: int = 0) -> None:
         self.last_ms = 0.0
+        self.pid = pid
         self._connection = UnixConnection(socket_path)
         self._uid = str(uuid.uuid4())
         self._state_dir = state_dir
@@ -126,7 +127,7 @@ def running_worker(folder: Path, model: Path, *, dtype: str, threads: int) -> It
     }
     process = subprocess.Popen([sys.executable, "-m", "gristmill_worker"], env=environment)
     try:
-        worker = BareWorker(path, folder / "state")
+        worker = BareWorker(path, folder / "state", process.pid)
         _wait_until_ready(process, worker)
         yield worker
     finally:
