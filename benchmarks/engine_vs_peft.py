@@ -181,7 +181,7 @@ class Peft:
         loss = torch.nn.functional.cross_entropy(
             logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), reduction="sum"
         )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad()
         return tokens.numel()
@@ -229,6 +229,7 @@ def measure(ours: Ours, peft: Peft, alternations: int) -> list[Measure]:
         our_work(1)
         peft_work(1)
         for turn in range(alternations):
+            order: list[tuple[list[Turn], Ours | Peft, Callable[[int], int]]]
             order = [(measured.ours, ours, our_work), (measured.peft, peft, peft_work)]
             for turns, side, work in order if turn % 2 == 0 else reversed(order):
                 turns.append(one_turn(side, work, seed=2 + turn))

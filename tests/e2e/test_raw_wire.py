@@ -244,10 +244,14 @@ def test_a_stream_says_the_same_as_the_whole_answer_and_ends_with_done(shared: R
     assert chunks[-1]["usage"]["completion_tokens"] >= 1
 
 
-def test_a_chat_body_that_is_wrong_is_refused_before_the_stream_starts(shared: RawSession) -> None:
-    for body in ({"messages": []}, {"messages": MESSAGES, "max_tokens": 0}, {"messages": "hello"}):
-        code, _, status = refusal(lambda body=body: shared.chat_stream(body))  # type: ignore[misc]
-        assert (code, status) == ("ValidationException", 400)
+@pytest.mark.parametrize(
+    "body", [{"messages": []}, {"messages": MESSAGES, "max_tokens": 0}, {"messages": "hello"}]
+)
+def test_a_chat_body_that_is_wrong_is_refused_before_the_stream_starts(
+    body: dict[str, Any], shared: RawSession
+) -> None:
+    code, _, status = refusal(lambda: shared.chat_stream(body))
+    assert (code, status) == ("ValidationException", 400)
 
 
 # --- whose ---------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ class Surface:
 
 
 def _family(cls: type) -> list[type]:
-    return [cls, *(leaf for child in cls.__subclasses__() for leaf in _family(child))]
+    children: list[type] = cls.__subclasses__()
+    return [cls, *(leaf for child in children for leaf in _family(child))]
 
 
 def _is_public(name: str) -> bool:
