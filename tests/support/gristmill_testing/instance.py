@@ -16,7 +16,7 @@ from gristmill_cli.local.instance import find_instance
 from gristmill_cli.local.layout import Layout
 from gristmill_testing.books import Books
 
-START_S: Final = 90.0
+START_S: Final = 180.0
 STOP_S: Final = 90.0
 POLL_S: Final = 0.02
 T = TypeVar("T")
