@@ -205,7 +205,10 @@ async def test_the_view_and_the_metrics_show_what_was_settled(process: Process) 
     view = msgspec.msgpack.decode(body, type=SessionView)
     assert (status, view.state, view.next_number, view.counts.train) == (200, "Serving", 2, 9)
     _, metrics = await process.call("GET", "/metrics")
-    assert b'gristmill_meter_tokens_total{model="fake",tenant="acme",token_type="train"} 9.0' in metrics
+    assert (
+        b'gristmill_meter_tokens_total{model="fake",tenant="acme",token_type="train"} 9.0'
+        in metrics
+    )
     assert b"gristmill_spool_unacked_events" in metrics
     assert (await process.call("GET", "/healthz"))[0] == 200
 

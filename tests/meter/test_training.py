@@ -143,6 +143,14 @@ async def test_a_refused_number_runs_nothing_counts_nothing_and_leaves_no_gap(
     assert world.session.view().state == "Serving"
 
 
+async def test_a_refusal_that_was_answered_outlives_a_power_cut(world: World) -> None:
+    """The client never sends the number again: forgotten, it would be a gap."""
+    await world.refuse(1)
+    await world.crash()
+    assert (await world.poll("train", 1)).state == "Refused"
+    assert (await world.train(2, forward_backward())).state == "Completed"
+
+
 async def test_a_save_is_registered_before_its_result_and_names_its_version(world: World) -> None:
     world.ledger.away = True
     await world.submit(1, save_weights())
