@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Two test processes suit two cores; `make test WORKERS=0` runs everything in one, in order.
 WORKERS ?= 2
+# Random requests for each route of the gateway; a bare pytest sends a tenth.
+FUZZ_CASES ?= 2000
+FUZZ := GRISTMILL_FUZZ_CASES=$(FUZZ_CASES)
 ARGS ?=
 CODE := contracts sessions operator worker billing gateway cli recipes benchmarks scripts tests
 
@@ -38,7 +41,7 @@ demo: ## Fine-tune a small LLM (SFT, then RL) with the official SageMaker SDK an
 
 .PHONY: test
 test: setup-model ## Every test (about 10 minutes on 2 cores; ARGS goes to pytest)
-	@$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(FUZZ) $(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Every test but the slow ones and those that start the whole thing
@@ -73,7 +76,7 @@ crash-test: setup ## kill -9, lost answers, cut streams, unsynced bytes dropped:
 
 .PHONY: fuzz
 fuzz: setup ## Random requests at every route of the gateway: no 5xx, no hang
-	@$(PYTEST) tests/gateway -k fuzz $(ARGS)
+	@$(FUZZ) $(PYTEST) tests/gateway -k fuzz $(ARGS)
 
 .PHONY: bench-engine
 bench-engine: setup ## Our worker against plain transformers + PEFT (ARGS="MODEL_FOLDER ...")
