@@ -368,7 +368,9 @@ def test_probes_tell_what_is_missing(world: World) -> None:
     world.call("POST", "/", {}, dict(TARGET))
     status, _, body = world.send("GET", "/metrics")
     assert status == 200
-    assert b'gristmill_gateway_requests_total{operation="ListTrainingSessions",status="200"}' in body
+    assert (
+        b'gristmill_gateway_requests_total{operation="ListTrainingSessions",status="200"}' in body
+    )
     assert b"gristmill_gateway_request_seconds" in body
     assert b"run-1" not in body
     assert b"acme" not in body
