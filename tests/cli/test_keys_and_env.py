@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -74,7 +75,8 @@ def test_env_names_a_tenant_that_is_not_there(commands: Commands) -> None:
         assert "no tenant 'acme'" in commands.refused("env", "--tenant", "acme")
 
 
-def test_a_shell_takes_over_what_env_prints(commands: Commands) -> None:
+def test_a_shell_takes_over_what_env_prints(tmp_path: Path) -> None:
+    commands = Commands(tmp_path / "it's a $HOME `echo folder`")
     commands.ok("keys", "create")
     give_account(commands)
     with commands.pretend_running():

@@ -180,6 +180,31 @@ CASES: list[tuple[str, Observed, str, tuple[object, ...]]] = [
         "restarts_exceeded",
         (),
     ),
+    (
+        "what failed while it was being stopped has failed",
+        observed(
+            session(STARTED, desired_state="Stopped"),
+            seat=seat(stopping=True),
+            heartbeat=beat("Failed"),
+        ),
+        "meter_failure",
+        (),
+    ),
+    (
+        "a lifetime that ends while it is being stopped has ended",
+        observed(
+            session(
+                STARTED,
+                desired_state="Stopped",
+                limits=SessionLimits(lifetime_seconds=60),
+                status={"start_time_us": NOW_US - 60 * SECOND_US},
+            ),
+            seat=seat(stopping=True),
+            heartbeat=beat("Draining"),
+        ),
+        "expiry",
+        (),
+    ),
     ("one that never starts is given up", no_start("no model"), "pending_timeout", ()),
     (
         "one that started has no pending time",
