@@ -3,7 +3,7 @@
 Field names are camelCase on the wire (YAML) and snake_case here.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -69,8 +69,15 @@ class BaseModelRef(Model):
     profile: str = Field(default="default", max_length=63)
 
 
+OUTPUT_PATH_PATTERN: Final = (
+    r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+    r"(/+[^/.\x00-\x1f][^/\x00-\x1f]*(/[^/.\x00-\x1f][^/\x00-\x1f]*)*)?/*)?$"
+)
+"""No part begins with a dot: neither `..`, nor the names under which files are still being written."""
+
+
 class OutputSpec(Model):
-    path: str = Field(default="", max_length=1024)
+    path: str = Field(default="", max_length=1024, pattern=OUTPUT_PATH_PATTERN)
     """s3:// location of checkpoints; empty = the tenant's default bucket and the session's name."""
     checkpoint_group: str = Field(default="sagemaker-default", max_length=63)
 

@@ -68,13 +68,20 @@ def _is_segment(segment: str) -> bool:
 
 
 def parse_s3_uri(text: str) -> S3Location:
-    """Read `s3://bucket/prefix`; slashes at the prefix's end do not matter. Raises InvalidRequestError."""
+    """Read `s3://bucket/prefix`; slashes at the prefix's end do not matter. Raises InvalidRequestError.
+
+    A part that begins with a dot is refused: what lies there is no object, and could not be fetched.
+    """
     match = _S3_URI.fullmatch(text)
     if match is None:
         raise InvalidRequestError(f"output path {text!r} is not of the form s3://bucket/prefix")
     prefix = (match.group(2) or "").strip("/")
     if prefix:
         check_key(prefix)
+    if any(part.startswith(".") for part in prefix.split("/")):
+        raise InvalidRequestError(
+            f"output path {text!r} has a part that begins with a dot; choose another name for it"
+        )
     return S3Location(check_bucket(match.group(1)), prefix)
 
 

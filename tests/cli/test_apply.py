@@ -71,6 +71,16 @@ WRONG: list[tuple[str, str, str]] = [
     ("no base model", manifest().replace("baseModelRef", "other"), "spec.baseModelRef is missing"),
     ("another kind", manifest().replace("TrainingSession", "Pod"), "kind is 'Pod'"),
     ("another version", manifest().replace("v1alpha1", "v9"), "apiVersion is 'gristmill.dev/v9'"),
+    (
+        "an output path that leads out of its bucket",
+        manifest(output={"path": "s3://data/../../x"}),
+        "spec.output.path is 's3://data/../../x'",
+    ),
+    (
+        "an output path that is no S3 location",
+        manifest(output={"path": "/etc"}),
+        "spec.output.path is '/etc'",
+    ),
     ("a list", "- 1\n", "a resource is a mapping, not list"),
     ("nothing", "---\n", "holds no resource"),
     ("no YAML", "a: [", "is not YAML"),

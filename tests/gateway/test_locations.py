@@ -28,6 +28,7 @@ def test_an_s3_uri_is_read_into_bucket_and_prefix(text: str, expected: S3Locatio
         "s3://data/../other", "s3://data/a/./b", "s3://data/a//b", "s3://../x", "s3://..", "s3://a",
         "s3://a..b/x", "s3://data/a\x00b", "s3://data/a\nb", "s3://data/" + "x" * 256,
         "s3://data/" + "/".join(["y" * 200] * 6), "s3://data/\ud800",
+        "s3://data/.hidden", "s3://data/a/.hidden/b",
     ],
 )  # fmt: skip
 def test_a_uri_that_is_no_folder_below_a_bucket_is_refused(text: str) -> None:
