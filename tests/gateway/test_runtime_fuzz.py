@@ -36,13 +36,24 @@ TARGETS = {"data": [11, 13], "dtype": "int64", "shape": [2]}
 FLOATS = {"data": [1, 0.5], "dtype": "float32"}
 INPUTS = {"target_tokens": TARGETS, "weights": FLOATS}
 RL_INPUTS = INPUTS | {"advantages": FLOATS, "logprobs": FLOATS}
+DATUM = {"modelInput": TOKENS, "lossFnInputs": RL_INPUTS}
+A_PASS = {"lossFnName": "ppo", "datumList": [DATUM]}
+CONFIGS = [
+    {"forward": A_PASS},
+    {"forwardBackward": A_PASS},
+    {"optimizerStep": {"adamParamsConfig": {"learningRate": 1e-4}}},
+    {"saveState": {}},
+    {"sample": {"prompt": TOKENS, "numSamples": 2, "samplingParams": {"maxTokens": 4}}},
+    {"computeLogprobs": {"prompt": TOKENS}},
+]
+"""Sound operations of both planes, each refused by the other."""
 SEEDS: dict[str, list[Any]] = {
     "sequenceNumber": [1, 2, 3, 1000, 2**31, 0],
     "clientToken": ["a", "b-1", "x" * 128, "x" * 129],
     "modelInput": [TOKENS],
     "prompt": [TOKENS],
     "lossFnInputs": [INPUTS, RL_INPUTS],
-    "datumList": [[{"modelInput": TOKENS, "lossFnInputs": RL_INPUTS}]],
+    "datumList": [[DATUM]],
     "modelPackageArn": [package_arn(1), package_arn(2), package_arn(9), ""],
     "lossFnConfig": [{}, {"clip_low_threshold": 0.8}],
     "learningRate": [1e-4],
@@ -145,7 +156,9 @@ def test_a_submit_is_taken_or_refused_and_what_was_taken_has_a_result(
 ) -> None:
     shape = operation(RUNTIME, name).input_shape
     assert shape is not None
-    bodies = inputs(shape, SEEDS).map(
+    # Half the configurations are made member by member, and half are sound as a whole.
+    made = st.one_of(inputs(shape, SEEDS), inputs(shape, SEEDS | {"operationConfig": CONFIGS}))
+    bodies = made.map(
         lambda body: json.dumps(
             {key: value for key, value in body.items() if key != "trainingSessionName"}
         ).encode()
