@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import socket
+import statistics
 import tempfile
 import time
 import uuid
@@ -50,9 +51,16 @@ class Timings:
         ordered = sorted(self.values_ms)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
+    @property
+    def quietest(self) -> float:
+        """Median of the quickest round: what it takes when nobody else wants the processor."""
+        rounds = [self.values_ms[at : at + ROUND] for at in range(0, len(self.values_ms), ROUND)]
+        return min(statistics.median(values) for values in rounds)
+
     def row(self) -> str:
         p50, p90, p99 = (self.quantile(share) for share in (0.5, 0.9, 0.99))
-        return f"{self.name:<34} {p50:>9.2f} {p90:>9.2f} {p99:>9.2f} {len(self.values_ms):>7}"
+        cells = "".join(f" {value:>9.2f}" for value in (p50, p90, p99, self.quietest))
+        return f"{self.name:<34}{cells} {len(self.values_ms):>7}"
 
 
 class SignedConnection:
@@ -174,7 +182,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.data_dir) as folder:
         (wire, bare, disk), cpu = measure(Path(folder), arguments.operations)
-    print(f"{'milliseconds':<34} {'p50':>9} {'p90':>9} {'p99':>9} {'n':>7}")
+    print(f"{'milliseconds':<34} {'p50':>9} {'p90':>9} {'p99':>9} {'quietest':>9} {'n':>7}")
     for timings in (wire, bare, disk):
         print(timings.row())
     print(
@@ -182,7 +190,10 @@ def main() -> None:
         + ", ".join(f"{part} {used:.2f} ms" for part, used in cpu.items())
     )
     overhead = {share: wire.quantile(share) - bare.quantile(share) for share in (0.5, 0.99)}
-    print(f"overhead of gateway + meter: p50 {overhead[0.5]:.2f} ms, p99 {overhead[0.99]:.2f} ms")
+    print(
+        f"overhead of gateway + meter: p50 {overhead[0.5]:.2f} ms, p99 {overhead[0.99]:.2f} ms, "
+        f"p50 of the quietest rounds {wire.quietest - bare.quietest:.2f} ms"
+    )
     verdict = (
         "within the goal"
         if overhead[0.5] <= GOAL_MS
