@@ -47,7 +47,7 @@ class _Known:
 
 
 class Directory:
-    """Reads through to `store`, in threads. To be used on one event loop alone."""
+    """Reads through to `store`, rows in threads. To be used on one event loop alone."""
 
     def __init__(self, store: ResourceStore) -> None:
         self._store = store
@@ -90,32 +90,24 @@ class Directory:
     async def _ask(
         self, question: tuple[object, ...], read: Callable[[], T], as_of: float | None
     ) -> T:
+        if as_of is None or as_of > self._checked_at:
+            self._check()
         known = self._known
-        if as_of is not None and as_of <= self._checked_at and question in known.answers:
+        if question in known.answers:
             found: T = known.answers[question]
             return found
-        asked_at = time.monotonic()
-        revision, answer = await asyncio.to_thread(self._look, question, read)
-        self._remember(revision, question, answer, asked_at)
+        answer = await asyncio.to_thread(read)
+        # At worst newer than `known`: then the store's next revision makes it forgotten.
+        known.answers[question] = answer
         return answer
 
-    def _look(self, question: tuple[object, ...], read: Callable[[], T]) -> tuple[int, T]:
-        """The store's revision, and the answer at it (or at a later one: then it is forgotten soon)."""
+    def _check(self) -> None:
+        """Look at the store's revision, here and now: a read of one number beats a hop to a thread."""
+        asked_at = time.monotonic()
         revision = self._store.revision()
-        known = self._known
-        if revision == known.revision and question in known.answers:
-            return revision, known.answers[question]
-        return revision, read()
-
-    def _remember(
-        self, revision: int, question: tuple[object, ...], answer: object, asked_at: float
-    ) -> None:
-        if revision < self._known.revision:
-            return  # Another look was quicker and saw more.
-        if revision > self._known.revision or len(self._known.answers) > REMEMBERED_MAX:
+        if revision != self._known.revision or len(self._known.answers) > REMEMBERED_MAX:
             self._known = _Known(revision, {})
-        self._known.answers[question] = answer
-        self._checked_at = max(self._checked_at, asked_at)
+        self._checked_at = asked_at
 
     def _keys(self) -> dict[str, AccessKey]:
         return {key.spec.access_key_id: key for key in self._store.list(AccessKey)}
