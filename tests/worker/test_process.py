@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -268,17 +268,42 @@ def test_a_killed_worker_comes_back_from_its_snapshot(
     assert msgspec.msgpack.decode(body, type=OpenedSession).applied == 1
 
 
-def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
-    engine = Engine(WorkerSettings(socket=tmp_path / "s", model_dir=tmp_path))
+def test_a_model_that_cannot_be_loaded_is_told_and_tried_again(
+    tmp_path: Path, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_worker.engine.LOAD_RETRY_S", 0.01)
+    folder = tmp_path / "model"
+    engine = Engine(
+        WorkerSettings(
+            socket=tmp_path / "s",
+            model_dir=folder,
+            artifacts_dir=tmp_path / "a",
+            dtype="float32",
+            device="cpu",
+            threads=1,
+        )
+    )
     with pytest.raises(UnavailableError, match="still loading"):
         engine.submit(lambda runner: runner.applied())
     engine.start()
-    engine.thread.join()
+    assert eventually(lambda: engine.failure != "")
     with pytest.raises(UnavailableError, match="not a prepared model"):
         engine.submit(lambda runner: runner.applied())
     assert not engine.ready
     assert not engine.status().ready
-    engine.stop(1)
+    folder.symlink_to(llama_dir)
+    assert eventually(lambda: engine.ready)
+    assert engine.submit(lambda runner: runner.applied()).result(30) == {}
+    engine.stop(30)
+    assert not engine.thread.is_alive()
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    """Whether it becomes true within a minute."""
+    deadline = time.monotonic() + 60
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
 
 
 def test_bad_settings_are_named(

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WORK_QUEUED_MAX: Final = 4096
+LOAD_RETRY_S: Final = 2.0
+"""Pause before a model that could not be loaded is tried again."""
 
 
 class Engine:
@@ -92,18 +94,28 @@ class Engine:
         )
 
     def _main(self) -> None:
-        try:
-            self.runner = self._load()
-        except Exception as error:
-            self.failure = f"the model in {self.settings.model_dir} was not loaded: {error}"
-            log.exception("model_load_failed", extra={"model_dir": str(self.settings.model_dir)})
-            return
-        log.info("model_loaded", extra={"fingerprint": self.runner.fingerprint})
+        self.runner = self._load_until_done()
         while not self.stopping.is_set():
             work = self.work.get()
             if work is not None:
                 work()
             self.metrics.queued.set(self.work.qsize())
+
+    def _load_until_done(self) -> Runner | None:
+        """The runner; None once told to stop. A model folder may come back: a volume mounted late."""
+        while not self.stopping.is_set():
+            try:
+                runner = self._load()
+            except Exception as error:
+                folder = self.settings.model_dir
+                self.failure = f"the model in {folder} was not loaded: {error}"
+                log.exception("model_load_failed", extra={"model_dir": str(folder)})
+                self.stopping.wait(LOAD_RETRY_S)
+            else:
+                self.failure = ""
+                log.info("model_loaded", extra={"fingerprint": runner.fingerprint})
+                return runner
+        return None
 
     def _load(self) -> Runner:
         settings = self.settings
