@@ -50,18 +50,15 @@ def test_prompt_logprobs_agree_with_compute_logprobs(client: sdk.TrainingClient)
 
 
 def test_a_package_of_any_rank_is_sampled_in_a_session_of_its_own(
-    service: sdk.ServiceClient, client: sdk.TrainingClient
+    service: sdk.ServiceClient, client: sdk.TrainingClient, base_model: str
 ) -> None:
     step(client)
     arn = str(client.save_weights_for_sampler(merge_weights=True).result().model_package_arn)
-    bound = client.create_sampling_client(model_package_arn=arn)
     prompt = [7, 11, 13, 17, 19]
-    expected = bound.compute_logprobs(prompt).result()
+    trained = client.create_sampling_client(model_package_arn=arn).compute_logprobs(prompt).result()
     with service.create_sampling_client(model_package_arn=arn) as sampler:
-        assert sampler.compute_logprobs(prompt).result() == pytest.approx(
-            expected, abs=1e-5, nan_ok=True
-        )
-        untrained = client.create_sampling_client
-        assert untrained().model_package_arn == ""
+        assert sampler.compute_logprobs(prompt).result() == trained
+    with service.create_sampling_client(base_model=base_model) as sampler:
+        assert sampler.compute_logprobs(prompt).result() != trained
     with pytest.raises(ValueError, match="exactly one"):
         service.create_sampling_client()
