@@ -6,6 +6,7 @@ import sagemaker.train.training_session as sdk
 from gristmill_testing.books import Books
 from gristmill_testing.crash_campaign import PARTS, plan, train
 from gristmill_testing.instance import RunningGristmill
+from gristmill_testing.mixed_run import run_mixed
 
 pytestmark = [
     pytest.mark.e2e,
@@ -17,6 +18,7 @@ pytestmark = [
 STEPS = 60
 SEED = 7
 KILLS_EACH = 6
+MIXED_STEPS = 20
 SHAPE = {"datums": 24, "length": 48}
 
 
@@ -48,3 +50,22 @@ def test_a_run_with_twenty_kills_equals_an_undisturbed_one(
         expected = {"prefill": 0, "cached_prefill": 0, "sample": 0, "train": calm.tokens}
         for name in (client.training_session_name, disturbed.training_session_name):
             books.expect(name, expected)
+
+
+def test_a_mixed_run_with_twelve_kills_equals_an_undisturbed_one(
+    service: sdk.ServiceClient,
+    client: sdk.TrainingClient,
+    instance: RunningGristmill,
+    books: Books,
+) -> None:
+    """Samples, scores, saves and loads as well: the same tokens and numbers, billed once."""
+    start = client.save_state().result().model_package_arn
+    assert start is not None
+    calm = run_mixed(client, MIXED_STEPS, [], instance.kill)
+    with service.create_training_client_from_state_with_optimizer(start) as disturbed:
+        rough = run_mixed(disturbed, MIXED_STEPS, plan(SEED, MIXED_STEPS, each=3), instance.kill)
+        assert len(rough.landed) >= 8
+        assert rough.seen == calm.seen
+        assert rough.bill == calm.bill
+        for name in (client.training_session_name, disturbed.training_session_name):
+            books.expect(name, calm.bill.as_dict())
