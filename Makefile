@@ -40,12 +40,12 @@ demo: ## Fine-tune a small LLM (SFT, then RL) with the official SageMaker SDK an
 ##@ Check
 
 .PHONY: test
-test: setup-model ## Every test (about 10 minutes on 2 cores; ARGS goes to pytest)
-	@$(FUZZ) $(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+test: setup-model ## Every test (10 to 15 minutes on 2 cores; ARGS goes to pytest)
+	@$(FUZZ) $(PYTEST) -n $(WORKERS) $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Every test but the slow ones and those that start the whole thing
-	@$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow and not e2e" $(ARGS)
+	@$(PYTEST) -n $(WORKERS) -m "not slow and not e2e" $(ARGS)
 
 .PHONY: lint
 lint: setup ## ruff: rules and format

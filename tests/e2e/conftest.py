@@ -1,7 +1,6 @@
 """One running Gristmill for the whole folder, and the official SDK's environment for each module."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import sagemaker.train.training_session as sdk
@@ -17,10 +16,7 @@ SDK_GROUP = "sdk-tests"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process runs this whole folder; the test that looks back at the others comes last."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+    """The test that looks back at the others comes last."""
     items.sort(key=lambda item: item.path.name == "test_sdk_surface.py")
 
 

@@ -30,7 +30,7 @@ from gristmill_testing.fake_ledger import FakeLedger
 from gristmill_testing.fake_worker import FakeWorker
 
 UID = SessionUid("11111111-2222-4333-8444-555555555555")
-WAIT_S = 10.0
+WAIT_S = 30.0
 """No test waits this long; it only turns a hang into a failure."""
 
 DEFAULTS: dict[str, Any] = {  # Any: keyword arguments of the settings
