@@ -12,11 +12,11 @@ from typing import Final
 import uvicorn
 
 from gristmill_contracts.errors import GristmillError
+from gristmill_contracts.telemetry import setup_json_logging
 from gristmill_meter.app import make_app
 from gristmill_meter.disk import LocalDisk
 from gristmill_meter.folder_lock import lock_folder
 from gristmill_meter.ledger_client import LedgerClient
-from gristmill_meter.logs import configure
 from gristmill_meter.meter import Meter
 from gristmill_meter.settings import MeterSettings, describe_settings, unknown_variables
 from gristmill_meter.worker_client import WorkerClient
@@ -48,7 +48,7 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown settings in the environment: {', '.join(unknown)}; see --help")
     settings = MeterSettings()
-    configure(settings.log_level)
+    setup_json_logging("meter", level=settings.log_level)
     sys.exit(asyncio.run(serve(settings)))
 
 

@@ -1,6 +1,7 @@
 """`python -m gristmill_worker`: serve the engine on a unix socket until SIGTERM."""
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ from typing import Final
 import uvicorn
 from pydantic import ValidationError
 
-from gristmill_worker.logs import configure
+from gristmill_contracts.telemetry import setup_json_logging
 from gristmill_worker.settings import WorkerSettings, describe_settings, unknown_variables
 
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -38,7 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     if len(os.fsencode(settings.socket)) > SOCKET_PATH_BYTES_MAX:
         parser.error(f"the socket path {settings.socket} is longer than {SOCKET_PATH_BYTES_MAX}")
-    configure(settings.log_level)
+    setup_json_logging("worker", level=settings.log_level)
+    logging.captureWarnings(capture=True)
     # Before torch opens the device: cuBLAS is deterministic only with a fixed workspace.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Before torch loads OpenMP: threads that spin for each other took 20 times as long on two cores
