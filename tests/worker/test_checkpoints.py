@@ -260,8 +260,14 @@ def test_saving_again_replaces_a_damaged_one(client: Client) -> None:
     file = folder_of(client, first) / peft_files.WEIGHTS_FILE
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(OperationFailedError, match="damaged"):
+    with pytest.raises(OperationFailedError, match="damaged") as told:
         client.sample(adapter=ref(first))
+    assert str(file.parents[1]) not in str(told.value)
+    file.parent.joinpath("manifest.json").rename(file.parent / "kept")
+    with pytest.raises(OperationFailedError, match="no readable manifest") as told:
+        client.sample(adapter=ref(first))
+    assert str(file.parents[1]) not in str(told.value)
+    file.parent.joinpath("kept").rename(file.parent / "manifest.json")
     client.applied = client.session.counters.applied = client.applied - 1
     assert client.save_state() == first
     assert file.read_bytes() == whole

@@ -74,7 +74,7 @@ class Checkpoints:
             written, digest = write_folder(self.disk, folder, contents, manifest, extra)
         except OSError as error:
             raise OperationFailedError(
-                f"checkpoint {identity} was not written: {error}; free space and save again"
+                f"checkpoint {identity} was not written: {error.strerror or error}; free space and save again"
             ) from error
         return SaveResult(
             checkpoint_id=identity,

@@ -116,14 +116,16 @@ def read_manifest(disk: Disk, folder: Path, *, leave_out: str = "") -> Manifest:
     try:
         manifest = msgspec.json.decode(disk.read(folder / MANIFEST_FILE), type=Manifest)
     except (OSError, msgspec.MsgspecError) as error:
-        raise DamagedFolderError(f"{folder}: no readable {MANIFEST_FILE}: {error}") from error
+        # Clients are told: our own paths are none of their business.
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DamagedFolderError(f"{folder.name}: no readable {MANIFEST_FILE}: {reason}") from error
     for name, facts in manifest.files.items():
         if leave_out and name.startswith(leave_out):
             continue
         try:
             data = disk.read(folder / name)
         except OSError as error:
-            raise DamagedFolderError(f"{folder}: {name} is missing") from error
+            raise DamagedFolderError(f"{folder.name}: {name} is missing") from error
         if hashlib.sha256(data).hexdigest() != facts.sha256:
-            raise DamagedFolderError(f"{folder}: {name} is not what its manifest says")
+            raise DamagedFolderError(f"{folder.name}: {name} is not what its manifest says")
     return manifest
