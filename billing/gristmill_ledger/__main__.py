@@ -6,12 +6,12 @@ import sys
 from typing import Final
 
 import uvicorn
-from pydantic import ValidationError
 
+from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_ledger.app import make_app
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.logs import configure
-from gristmill_ledger.settings import LedgerSettings, describe_settings, unknown_variables
+from gristmill_ledger.settings import LedgerSettings
 
 START_FAILED: Final = 3
 SWITCH_INTERVAL_S: Final = 0.0005
@@ -35,17 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m gristmill_ledger",
         description="Keep usage, prices, checkpoints and tenants; answer what was used and what it "
         "cost.",
-        epilog="environment:\n" + describe_settings(),
+        epilog="environment:\n" + describe_settings(LedgerSettings),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args(arguments)
-    misspelt = unknown_variables()
-    if misspelt:
-        parser.error(f"unknown settings {', '.join(misspelt)}; --help lists those that exist")
-    try:
-        settings = LedgerSettings()
-    except ValidationError as error:
-        parser.error(str(error))
+    settings = read_settings(LedgerSettings, parser, arguments)
     configure(settings.log_level)
     # The writer and the loop hand the interpreter to each other at every statement; at the default
     # of 5 ms either may wait that long for it each time.

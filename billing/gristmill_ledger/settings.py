@@ -1,6 +1,5 @@
 """The ledger's settings: environment variables `GRISTMILL_LEDGER_*`, read once in `__main__`."""
 
-import os
 from pathlib import Path
 from typing import Final
 
@@ -41,18 +40,3 @@ class LedgerSettings(BaseSettings):
     def url(self) -> str:
         """Where the database is, with the default filled in."""
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'ledger.sqlite3'}"
-
-
-def unknown_variables(environ: dict[str, str] | None = None) -> list[str]:
-    """Names in the environment that begin with our prefix and set nothing: most likely misspelt."""
-    known = {ENV_PREFIX + name.upper() for name in LedgerSettings.model_fields}
-    names = os.environ if environ is None else environ
-    return sorted(n for n in names if n.upper().startswith(ENV_PREFIX) and n.upper() not in known)
-
-
-def describe_settings() -> str:
-    """One line for each variable, for `--help`."""
-    fields = LedgerSettings.model_fields.items()
-    return "\n".join(
-        f"  {ENV_PREFIX}{name.upper():<22} default {f.default!s}" for name, f in fields
-    )

@@ -11,6 +11,7 @@ from typing import Final
 
 import uvicorn
 
+from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.telemetry import setup_json_logging
 from gristmill_meter.app import make_app
@@ -18,7 +19,7 @@ from gristmill_meter.disk import LocalDisk
 from gristmill_meter.folder_lock import lock_folder
 from gristmill_meter.ledger_client import LedgerClient
 from gristmill_meter.meter import Meter
-from gristmill_meter.settings import MeterSettings, describe_settings, unknown_variables
+from gristmill_meter.settings import MeterSettings
 from gristmill_meter.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
@@ -40,14 +41,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m gristmill_meter",
         description="The operation log and usage source of training sessions.\n\nEnvironment:\n"
-        + describe_settings(),
+        + describe_settings(MeterSettings),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args()
-    unknown = unknown_variables()
-    if unknown:
-        parser.error(f"unknown settings in the environment: {', '.join(unknown)}; see --help")
-    settings = MeterSettings()
+    settings = read_settings(MeterSettings, parser)
     setup_json_logging("meter", level=settings.log_level)
     sys.exit(asyncio.run(serve(settings)))
 

@@ -1,6 +1,5 @@
 """The meter's settings: environment variables `GRISTMILL_METER_*`, read once in `__main__`."""
 
-import os
 from pathlib import Path
 from typing import Final
 
@@ -58,18 +57,3 @@ class MeterSettings(BaseSettings):
     retry_last_s: float = Field(default=2.0, gt=0)
     """Longest pause before the worker or ledger is called again."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
-
-
-def unknown_variables(environ: dict[str, str] | None = None) -> list[str]:
-    """Names in the environment that begin with our prefix and set nothing: most likely misspelt."""
-    known = {ENV_PREFIX + name.upper() for name in MeterSettings.model_fields}
-    names = os.environ if environ is None else environ
-    return sorted(n for n in names if n.upper().startswith(ENV_PREFIX) and n.upper() not in known)
-
-
-def describe_settings() -> str:
-    """One line for each variable, for `--help`."""
-    fields = MeterSettings.model_fields.items()
-    return "\n".join(
-        f"  {ENV_PREFIX}{name.upper():<24} default {f.default!s}" for name, f in fields
-    )

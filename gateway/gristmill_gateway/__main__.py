@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.telemetry import setup_json_logging
 from gristmill_gateway.app import make_app, make_gateway, open_http
 from gristmill_gateway.keys import load_or_create_key
-from gristmill_gateway.settings import GatewaySettings, describe_settings, unknown_variables
+from gristmill_gateway.settings import GatewaySettings
 from gristmill_sessions.local import open_local_store
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m gristmill_gateway",
         description="The public door: SageMaker control and runtime plane, and S3.\n\nEnvironment:\n"
-        + describe_settings(),
+        + describe_settings(GatewaySettings),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args()
-    unknown = unknown_variables()
-    if unknown:
-        parser.error(f"unknown settings in the environment: {', '.join(unknown)}; see --help")
-    settings = GatewaySettings()
+    settings = read_settings(GatewaySettings, parser)
     setup_json_logging("gateway", level=settings.log_level)
     asyncio.run(serve(settings))
 

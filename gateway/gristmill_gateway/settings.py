@@ -1,7 +1,5 @@
 """The gateway's settings: environment variables `GRISTMILL_GATEWAY_*`, read once in `__main__`."""
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -39,18 +37,3 @@ class GatewaySettings(BaseSettings):
     shutdown_s: int = Field(default=10, ge=1, le=600)
     """How long requests may take to end after SIGTERM, in seconds."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
-
-
-def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Names in the environment that begin with our prefix and set nothing: most likely misspelt."""
-    known = {ENV_PREFIX + name.upper() for name in GatewaySettings.model_fields}
-    names = os.environ if environ is None else environ
-    return sorted(n for n in names if n.upper().startswith(ENV_PREFIX) and n.upper() not in known)
-
-
-def describe_settings() -> str:
-    """One line for each variable, for `--help`."""
-    fields = GatewaySettings.model_fields.items()
-    return "\n".join(
-        f"  {ENV_PREFIX}{name.upper():<22} default {f.default!s}" for name, f in fields
-    )

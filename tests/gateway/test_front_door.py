@@ -15,10 +15,11 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from gristmill_contracts import limits
+from gristmill_contracts.environment import describe_settings, unknown_variables
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_gateway.body import decode_aws_chunked
 from gristmill_gateway.sagemaker.control_operations import OPERATIONS
-from gristmill_gateway.settings import GatewaySettings, describe_settings, unknown_variables
+from gristmill_gateway.settings import GatewaySettings
 from gristmill_testing.gateway_world import REGION, World, gateway_world
 
 TARGET = {"X-Amz-Target": "SageMaker.ListTrainingSessions"}
@@ -386,9 +387,9 @@ def test_without_a_ledger_it_is_ready_and_names_it(tmp_path: Path) -> None:
 
 def test_a_misspelt_setting_is_found() -> None:
     names = {"GRISTMILL_GATEWAY_PROT": "1", "GRISTMILL_GATEWAY_PORT": "1", "GRISTMILL_METER_X": ""}
-    assert unknown_variables(names) == ["GRISTMILL_GATEWAY_PROT"]
+    assert unknown_variables(GatewaySettings, names) == ["GRISTMILL_GATEWAY_PROT"]
     for name in GatewaySettings.model_fields:
-        assert f"GRISTMILL_GATEWAY_{name.upper()}" in describe_settings()
+        assert f"GRISTMILL_GATEWAY_{name.upper()}" in describe_settings(GatewaySettings)
 
 
 # --- aws-chunked ---------------------------------------------------------------------------------

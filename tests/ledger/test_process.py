@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gristmill_contracts.environment import unknown_variables
 from gristmill_contracts.http import ProducerCursor, RegisterProducer
 from gristmill_contracts.ids import SessionUid, TenantName
-from gristmill_ledger.settings import LedgerSettings, unknown_variables
+from gristmill_ledger.settings import LedgerSettings
 from gristmill_testing.ledger import free_port, make_batch, make_event
 
 START_S_MAX = 30
@@ -158,4 +159,4 @@ def test_the_migration_is_a_command_of_its_own(tmp_path: Path) -> None:
 
 def test_a_misspelt_variable_is_found() -> None:
     names = {"GRISTMILL_LEDGER_PORT": "1", "GRISTMILL_LEDGER_HOTS": "x", "GRISTMILL_OTHER": "y"}
-    assert unknown_variables(names) == ["GRISTMILL_LEDGER_HOTS"]
+    assert unknown_variables(LedgerSettings, names) == ["GRISTMILL_LEDGER_HOTS"]

@@ -233,11 +233,19 @@ async def test_a_second_meter_on_the_same_folder_does_not_start(
     assert "another meter holds" in second.stderr
 
 
-def test_a_misspelt_setting_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        pytest.param("GRISTMILL_METER_PROT", "1", "GRISTMILL_METER_PROT", id="misspelt"),
+        pytest.param("GRISTMILL_METER_PORT", "high", "port", id="wrong"),
+    ],
+)
+def test_a_misspelt_or_wrong_setting_is_refused(variable: str, value: str, named: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "gristmill_meter"],
-        env=os.environ | {"GRISTMILL_METER_PROT": "1"},
+        env=os.environ | {variable: value},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 2
-    assert "GRISTMILL_METER_PROT" in run.stderr
+    assert named in run.stderr
+    assert "Traceback" not in run.stderr

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
-from pydantic import ValidationError
 
+from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_contracts.telemetry import setup_json_logging
-from gristmill_worker.settings import WorkerSettings, describe_settings, unknown_variables
+from gristmill_worker.settings import WorkerSettings
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 START_FAILED: Final = 3
@@ -26,17 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gristmill_worker",
         description="Hold a base model and train and sample LoRA adapters over it.",
-        epilog="environment:\n" + describe_settings(),
+        epilog="environment:\n" + describe_settings(WorkerSettings),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.parse_args(arguments)
-    misspelt = unknown_variables()
-    if misspelt:
-        parser.error(f"unknown settings {', '.join(misspelt)}; --help lists those that exist")
-    try:
-        settings = WorkerSettings()
-    except ValidationError as error:
-        parser.error(str(error))
+    settings = read_settings(WorkerSettings, parser, arguments)
     if len(os.fsencode(settings.socket)) > SOCKET_PATH_BYTES_MAX:
         parser.error(f"the socket path {settings.socket} is longer than {SOCKET_PATH_BYTES_MAX}")
     setup_json_logging("worker", level=settings.log_level)

@@ -1,6 +1,5 @@
 """The worker's settings: environment variables `GRISTMILL_WORKER_*`, read once in `__main__`."""
 
-import os
 from pathlib import Path
 from typing import Final, Literal
 
@@ -45,20 +44,3 @@ class WorkerSettings(BaseSettings):
     @property
     def name(self) -> str:
         return self.model_name or self.model_dir.name
-
-
-def unknown_variables(environ: dict[str, str] | None = None) -> list[str]:
-    """Names in the environment that begin with our prefix and set nothing: most likely misspelt."""
-    known = {ENV_PREFIX + name.upper() for name in WorkerSettings.model_fields}
-    names = os.environ if environ is None else environ
-    return sorted(n for n in names if n.upper().startswith(ENV_PREFIX) and n.upper() not in known)
-
-
-def describe_settings() -> str:
-    """One line for each variable, for `--help`."""
-    fields = WorkerSettings.model_fields.items()
-    return "\n".join(
-        f"  {ENV_PREFIX}{name.upper():<16} "
-        + ("required" if f.is_required() else f"default {f.default!s}")
-        for name, f in fields
-    )
