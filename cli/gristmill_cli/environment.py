@@ -7,7 +7,8 @@ from typing import Final
 import yaml
 
 from gristmill_cli.local.layout import DATA_DIR_VARIABLE
-from gristmill_contracts.session import AccessKey, Tenant
+from gristmill_contracts.credentials import AccessKey
+from gristmill_contracts.tenant import Tenant
 
 REGION: Final = "us-west-2"
 """Any real region does: the SDKs check its form, and every address is overridden."""

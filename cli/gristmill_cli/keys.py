@@ -5,8 +5,10 @@ import secrets
 from typing import Final
 
 from gristmill_cli.errors import CommandError
+from gristmill_contracts.credentials import AccessKey, AccessKeySpec
 from gristmill_contracts.errors import ConflictError, NotFoundError
-from gristmill_contracts.session import AccessKey, AccessKeySpec, Metadata, Tenant
+from gristmill_contracts.resources import Metadata
+from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.units import now_us
 from gristmill_sessions.port import ResourceStore
 

@@ -9,12 +9,9 @@ from pydantic import ValidationError
 from gristmill_cli.errors import CommandError
 from gristmill_contracts import labels
 from gristmill_contracts.errors import ConflictError, NotFoundError
-from gristmill_contracts.session import (
-    GROUP_VERSION,
-    Resource,
-    Tenant,
-    TrainingSession,
-)
+from gristmill_contracts.resources import GROUP_VERSION, Resource
+from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.tenant import Tenant
 from gristmill_sessions.identity import session_name
 from gristmill_sessions.port import ResourceStore
 

@@ -12,8 +12,9 @@ import msgspec
 
 from gristmill_cli.errors import CommandError
 from gristmill_cli.local.layout import Layout
+from gristmill_contracts.base_model import BaseModelResource, BaseModelSpec
 from gristmill_contracts.errors import NotFoundError
-from gristmill_contracts.session import BaseModelResource, BaseModelSpec, Metadata
+from gristmill_contracts.resources import Metadata
 from gristmill_sessions.port import ResourceStore
 
 Say = Callable[[str], None]
@@ -147,7 +148,7 @@ def spec_of(folder: Path, source: str) -> BaseModelSpec:
         facts = msgspec.json.decode((folder / FACTS_FILE).read_bytes(), type=Prepared)
         return BaseModelSpec.model_validate(
             {
-                "path": str(folder),
+                "weights": {"path": str(folder)},
                 "source": source,
                 "hugging_face_id": facts.hugging_face_id,
                 "architecture": facts.architecture,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
-from gristmill_contracts.session import Condition
+from gristmill_contracts.resources import Condition
 
 ACCEPTED: Final = "Accepted"
 LEDGER_REGISTERED: Final = "LedgerRegistered"
@@ -21,6 +21,16 @@ STOPPED: Final = "Stopped"
 FAILED: Final = "Failed"
 EXPIRED: Final = "Expired"
 DELETED: Final = "Deleted"
+
+# --- of Tenants, BaseModels and RateCards --------------------------------------------------------
+NAMESPACE_READY: Final = "NamespaceReady"
+NETWORK_READY: Final = "NetworkReady"
+QUOTA_READY: Final = "QuotaReady"
+BUDGET_AVAILABLE: Final = "BudgetAvailable"
+WEIGHTS_AVAILABLE: Final = "WeightsAvailable"
+DEVICES_OFFERED: Final = "DevicesOffered"
+RECORDED: Final = "Recorded"
+"""The ledger holds the rate card's prices."""
 
 DELETION_ERRORS: Final = frozenset({"FlushFailed", "PodStuckTerminating", "VolumeInUse"})
 """Reasons of `Deleted=False` that make a running deletion a failed one."""

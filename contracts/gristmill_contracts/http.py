@@ -22,8 +22,15 @@ meter -> ledger (HTTP):
     POST /v1/producers                             RegisterProducer -> ProducerCursor
     POST /v1/usage/batches                         UsageBatch -> ProducerCursor; gap: 409 with Problem.expected_seq
     POST /v1/checkpoints                           RegisterCheckpoint -> Checkpoint (idempotent by id)
-    POST /v1/heartbeats                            list[Heartbeat] -> Empty
+    POST /v1/heartbeats                            list[Heartbeat] -> HeartbeatAnswer (contracts.cluster_http)
+    PUT  /v1/artifacts/{tenant}/{path}             raw bytes; X-Gristmill-SHA256 of them -> Empty
+    GET, HEAD, DELETE same; GET /v1/artifacts/{tenant}?prefix=&after=&limit=  -> ArtifactPage
+In a cluster every call to the ledger carries `Authorization: Bearer <secret>`: a meter the producer secret
+of its attempt with `X-Gristmill-Session` and `X-Gristmill-Attempt`, a service its own secret with
+`X-Gristmill-Service` (contracts.secrets).
 gateway, cli, operator -> ledger:
+    PUT  /v1/sessions/{uid}/directive              Directive -> Empty: told to the meter by HeartbeatAnswer
+    POST /v1/sessions/{uid}/gaps                   UsageGap -> Empty: usage given up, on record
     GET  /v1/heartbeats?after=&wait_s=             -> HeartbeatPage
     POST /v1/sessions                              RegisterSession -> Empty (idempotent)
     PUT  /v1/tenants/{name}                        -> TenantAccount (allocates the 12-digit account id)
@@ -48,6 +55,11 @@ from gristmill_contracts.usage import Counts, UsageEvent
 PROTOCOL_VERSION = 1
 CONTENT_TYPE = "application/msgpack"
 ATTEMPT_HEADER = "X-Gristmill-Attempt"
+SESSION_HEADER = "X-Gristmill-Session"
+SERVICE_HEADER = "X-Gristmill-Service"
+SHA256_HEADER = "X-Gristmill-SHA256"
+PROTOCOL_HEADER = "X-Gristmill-Protocol"
+"""Of a request and of its answer: the version that the sender speaks. Its own and the one before are served."""
 
 OperationState = Literal["Pending", "InProgress", "Completed", "Failed", "Skipped", "Refused"]
 TERMINAL_STATES: frozenset[OperationState] = frozenset(

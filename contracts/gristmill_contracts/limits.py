@@ -43,6 +43,7 @@ LORA_ALPHA_MAX: Final = 65_536
 # --- sessions ------------------------------------------------------------------------------------
 SESSION_NAME_CHARS_MAX: Final = 63
 OBJECT_NAME_CHARS_MAX: Final = 40
+CONDITION_MESSAGE_CHARS_MAX: Final = 32_768
 GAP_TIMEOUT_S: Final = 300.0
 """How long a session waits for a missing sequence number before it fails. Settable for tests."""
 SEQUENCE_AHEAD_MAX: Final = 1024
@@ -64,6 +65,23 @@ STREAM_STALL_S: Final = 120.0
 """How long a token stream waits for a client that reads nothing, before it is cut."""
 CREATE_WAIT_S_MAX: Final = 25.0
 """How long a create is held until the session takes operations: the SDK polls only every 10 s."""
+
+# --- cluster -------------------------------------------------------------------------------------
+FLUSH_ABANDON_S: Final = 900.0
+"""After this the usage that a deleted session still holds is recorded as a gap."""
+DIRECTIVE_WAIT_S: Final = 60.0
+"""How long a live meter may take to close a session before its pods are deleted and a drain Job ships the log."""
+NODE_LOST_S: Final = 60.0
+"""A node that is not ready for this long is taken for lost: a new attempt is forced."""
+METER_START_S: Final = 60.0
+"""How long a meter may take to answer its start-up probe."""
+POD_GRACE_S: Final = 120
+WORKER_GRACE_S: Final = 90
+"""Part of the grace that the worker may use; the meter keeps the rest."""
+STATUS_USAGE_EVERY_S: Final = 60.0
+"""Usage reaches the status of one session at most this often."""
+STATUS_WRITES_PER_S: Final = 10.0
+"""Status writes that only inform, of all sessions together."""
 
 # --- meter log -----------------------------------------------------------------------------------
 FRAME_BYTES_MAX: Final = 1 * 2**20
@@ -130,3 +148,5 @@ if INLINE_PAYLOAD_BYTES_MAX * 2 > FRAME_BYTES_MAX:
     raise AssertionError("a frame must hold an inline payload and its header")
 if RESULT_WAIT_S_MAX >= 60 or CREATE_WAIT_S_MAX >= 60:
     raise AssertionError("held answers must end before the official SDK's read timeout of 60 s")
+if WORKER_GRACE_S >= POD_GRACE_S:
+    raise AssertionError("the meter needs a part of the pod's grace to ship its log")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from gristmill_contracts import limits
-from gristmill_contracts.session import AccessKeySpec
+from gristmill_contracts.credentials import AccessKeySpec
 from gristmill_gateway import sigv4
 from gristmill_gateway.accounts import Accounts
 from gristmill_gateway.caller import Caller

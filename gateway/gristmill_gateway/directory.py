@@ -10,15 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gristmill_contracts.base_model import BaseModelResource
+from gristmill_contracts.credentials import AccessKey, EndpointSecret
 from gristmill_contracts.errors import NotFoundError
 from gristmill_contracts.ids import SessionUid
-from gristmill_contracts.session import (
-    AccessKey,
-    BaseModelResource,
-    EndpointSecret,
-    Tenant,
-    TrainingSession,
-)
+from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.tenant import Tenant
 from gristmill_sessions.identity import session_name, session_uid
 from gristmill_sessions.port import ResourceStore
 

@@ -3,7 +3,7 @@
 import hashlib
 
 from gristmill_contracts import labels
-from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.session import TrainingSession
 
 
@@ -16,6 +16,12 @@ def session_uid(session: TrainingSession) -> SessionUid:
 def session_name(session: TrainingSession) -> str:
     """What people call it."""
     return session.spec.display_name or session.metadata.name
+
+
+def tenant_of(session: TrainingSession) -> TenantName:
+    """Who pays. In a cluster the tenant's namespace has a name of its own, and a label says whose it is."""
+    meta = session.metadata
+    return TenantName(meta.labels.get(labels.TENANT) or meta.namespace)
 
 
 def session_seed(uid: SessionUid) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gristmill_contracts.errors import ConflictError, NotFoundError, UnavailableError
-from gristmill_contracts.session import Metadata, Resource
+from gristmill_contracts.resources import Metadata, Resource
 from gristmill_contracts.units import now_us
 
 R = TypeVar("R", bound=Resource)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill_contracts.http import Heartbeat
-from gristmill_contracts.session import Condition, TrainingSession
+from gristmill_contracts.resources import Condition
+from gristmill_contracts.session import TrainingSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

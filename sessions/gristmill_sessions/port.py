@@ -5,7 +5,7 @@ Two implementations: `local` (one SQLite file) here, custom resources in the clu
 
 from typing import Protocol, TypeVar
 
-from gristmill_contracts.session import Resource
+from gristmill_contracts.resources import Resource
 
 R = TypeVar("R", bound=Resource)
 

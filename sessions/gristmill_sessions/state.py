@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gristmill_contracts import conditions as known
-from gristmill_contracts.session import Condition, State, TrainingSession, TrainingSessionSpec
+from gristmill_contracts.resources import Condition
+from gristmill_contracts.session import State, TrainingSession, TrainingSessionSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from gristmill_contracts import labels
-from gristmill_contracts.session import Tenant, TrainingSession
+from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.tenant import Tenant
 from gristmill_testing.cli import Commands
 
 

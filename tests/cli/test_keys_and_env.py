@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gristmill_contracts.session import AccessKey, Tenant
+from gristmill_contracts.credentials import AccessKey
+from gristmill_contracts.tenant import Tenant
 from gristmill_testing.cli import Commands
 
 

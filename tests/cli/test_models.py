@@ -8,7 +8,7 @@ import pytest
 
 from gristmill_cli.errors import CommandError
 from gristmill_cli.models import find_source, name_of
-from gristmill_contracts.session import BaseModelResource
+from gristmill_contracts.base_model import BaseModelResource
 from gristmill_testing.cli import Commands
 
 
@@ -32,7 +32,7 @@ def test_a_prepared_folder_is_registered_where_it_is(commands: Commands, tmp_pat
     folder = prepared(tmp_path / "tiny")
     assert commands.ok("models", "add", "tiny", str(folder)) == "model tiny is ready\n"
     spec = commands.store.get(BaseModelResource, "", "tiny").spec
-    assert (spec.path, spec.dtype, spec.context_length) == (str(folder), "float32", 1024)
+    assert (spec.weights.path, spec.dtype, spec.context_length) == (str(folder), "float32", 1024)
     assert spec.hugging_face_id == "Lab/Tiny"
     listed = commands.json("models", "list")
     assert [each["name"] for each in listed] == ["tiny"]
@@ -53,7 +53,7 @@ def test_other_weights_need_another_name(commands: Commands, tmp_path: Path) -> 
     assert "other weights" in commands.refused("models", "add", "tiny", other)
     moved = str(prepared(tmp_path / "c"))
     commands.ok("models", "add", "tiny", moved)
-    assert commands.store.get(BaseModelResource, "", "tiny").spec.path == moved
+    assert commands.store.get(BaseModelResource, "", "tiny").spec.weights.path == moved
 
 
 def test_a_name_that_means_something_else_is_not_taken_over(

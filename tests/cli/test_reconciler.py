@@ -13,16 +13,12 @@ from gristmill_cli.local.layout import GroupKey, Layout, make_folders
 from gristmill_cli.local.reconciler import Reconciler
 from gristmill_cli.local.world import World
 from gristmill_contracts import conditions, labels
+from gristmill_contracts.credentials import EndpointSecret
 from gristmill_contracts.errors import ConflictError, NotFoundError, UnavailableError
 from gristmill_contracts.http import RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
-from gristmill_contracts.session import (
-    BaseModelRef,
-    EndpointSecret,
-    Metadata,
-    TrainingSession,
-    TrainingSessionSpec,
-)
+from gristmill_contracts.resources import Metadata
+from gristmill_contracts.session import BaseModelRef, TrainingSession, TrainingSessionSpec
 from gristmill_sessions.identity import session_seed, session_uid
 from gristmill_sessions.local import LocalStore, open_local_store
 from gristmill_sessions.observed import Drain, Place, RemoveFiles, Seat, Withdraw

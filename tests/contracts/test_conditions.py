@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill_contracts.conditions import condition, find, is_true, merge
-from gristmill_contracts.session import Condition
+from gristmill_contracts.resources import Condition
 
 CHANGES = st.lists(
     st.builds(

@@ -17,16 +17,15 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import CreateGroup
 from gristmill_contracts.ids import TenantName
+from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import (
     BaseModelRef,
     LoraSpec,
-    Metadata,
     OutputSpec,
-    Tenant,
-    TenantSpec,
     TrainingSession,
     TrainingSessionSpec,
 )
+from gristmill_contracts.tenant import Tenant, TenantSpec
 from gristmill_gateway.sagemaker import arns, control
 from gristmill_testing.control_plane import (
     ACCOUNT,

@@ -9,11 +9,10 @@ from sagemaker.train.training_session.service_client import _STOP_IS_NOOP_STATUS
 
 from gristmill_contracts.errors import InvalidRequestError, NotFoundError
 from gristmill_contracts.http import Problem
+from gristmill_contracts.resources import Condition, Metadata
 from gristmill_contracts.session import (
     BaseModelRef,
-    Condition,
     LastFailure,
-    Metadata,
     State,
     TrainingSession,
     TrainingSessionSpec,

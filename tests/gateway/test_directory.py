@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 
 from gristmill_contracts import labels
-from gristmill_contracts.session import (
+from gristmill_contracts.credentials import (
     AccessKey,
     AccessKeySpec,
-    BaseModelRef,
     EndpointSecret,
     EndpointSecretSpec,
-    Metadata,
-    TrainingSession,
-    TrainingSessionSpec,
 )
+from gristmill_contracts.resources import Metadata
+from gristmill_contracts.session import BaseModelRef, TrainingSession, TrainingSessionSpec
 from gristmill_gateway.directory import Directory
 from gristmill_sessions.local import LocalStore, open_local_store
 

@@ -144,7 +144,7 @@ def test_a_revoked_key_is_told_so(world: World) -> None:
 def test_a_key_works_from_the_moment_it_is_made_until_it_is_revoked(world: World) -> None:
     key_id = world.add_key("fresh")
     assert send(world, "json", key_id=key_id)[0] == 200
-    from gristmill_contracts.session import AccessKey
+    from gristmill_contracts.credentials import AccessKey
 
     key = world.store.get(AccessKey, "fresh", key_id.lower())
     spec = key.spec.model_copy(update={"revoked_us": 5})

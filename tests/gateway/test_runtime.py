@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from gristmill_contracts.credentials import EndpointSecret
 from gristmill_contracts.errors import (
     ConflictError,
     GristmillError,
@@ -27,7 +28,7 @@ from gristmill_contracts.operations import (
     Sample,
     SaveWeights,
 )
-from gristmill_contracts.session import EndpointSecret, TrainingSession
+from gristmill_contracts.session import TrainingSession
 from gristmill_testing.gateway_world import (
     UID,
     World,

@@ -9,14 +9,9 @@ from pathlib import Path
 import pytest
 
 from gristmill_contracts.errors import ConflictError, NotFoundError, UnavailableError
-from gristmill_contracts.session import (
-    BaseModelRef,
-    Metadata,
-    Tenant,
-    TenantSpec,
-    TrainingSession,
-    TrainingSessionSpec,
-)
+from gristmill_contracts.resources import Metadata
+from gristmill_contracts.session import BaseModelRef, TrainingSession, TrainingSessionSpec
+from gristmill_contracts.tenant import Tenant, TenantSpec
 from gristmill_sessions.local import LocalStore, open_local_store
 from gristmill_testing.store_race import count_up
 

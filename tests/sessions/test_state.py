@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill_contracts.session import (
-    Condition,
-    State,
-    TrainingSessionSpec,
-)
+from gristmill_contracts.resources import Condition
+from gristmill_contracts.session import State, TrainingSessionSpec
 from gristmill_sessions.state import TABLE, derive_state
 from gristmill_testing.worlds import condition
 

@@ -14,7 +14,7 @@ from gristmill_cli.options import DEFAULT_TENANT, DataDir, OutputOption, find_la
 from gristmill_cli.options import Tenant as TenantOption
 from gristmill_cli.output import Output, print_data, reports_errors
 from gristmill_contracts.errors import NotFoundError
-from gristmill_contracts.session import Tenant
+from gristmill_contracts.tenant import Tenant
 from gristmill_sessions.port import ResourceStore
 
 ACCOUNT_WAIT_S: Final = 10.0

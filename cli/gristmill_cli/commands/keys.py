@@ -9,7 +9,7 @@ from gristmill_cli.options import DEFAULT_TENANT, DataDir, OutputOption, find_la
 from gristmill_cli.options import Tenant as TenantOption
 from gristmill_cli.output import Output, print_data, print_table, reports_errors
 from gristmill_cli.times import age, iso
-from gristmill_contracts.session import AccessKey
+from gristmill_contracts.credentials import AccessKey
 
 app = typer.Typer(no_args_is_help=True, help="Access keys of tenants.")
 

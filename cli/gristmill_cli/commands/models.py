@@ -8,7 +8,7 @@ from gristmill_cli.local.layout import make_folders
 from gristmill_cli.models import add_model
 from gristmill_cli.options import DataDir, OutputOption, find_layout, open_store
 from gristmill_cli.output import Output, print_data, print_table, reports_errors, say
-from gristmill_contracts.session import BaseModelResource
+from gristmill_contracts.base_model import BaseModelResource
 
 app = typer.Typer(no_args_is_help=True, help="Base models that sessions may name.")
 

@@ -22,8 +22,11 @@ from gristmill_cli.options import Tenant as TenantOption
 from gristmill_cli.output import Output, print_data, print_table, reports_errors, say
 from gristmill_cli.times import age
 from gristmill_contracts import conditions
+from gristmill_contracts.base_model import BaseModelResource
 from gristmill_contracts.errors import NotFoundError
-from gristmill_contracts.session import BaseModelResource, Resource, Tenant, TrainingSession
+from gristmill_contracts.resources import Resource
+from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.tenant import Tenant
 from gristmill_sessions.identity import session_name
 from gristmill_sessions.port import ResourceStore
 

@@ -20,15 +20,12 @@ from gristmill_cli.local.layout import (
 )
 from gristmill_cli.local.world import World, group_of
 from gristmill_contracts import labels
+from gristmill_contracts.credentials import EndpointSecret, EndpointSecretSpec
 from gristmill_contracts.errors import ConflictError, NotFoundError
 from gristmill_contracts.http import Assignment, RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
-from gristmill_contracts.session import (
-    EndpointSecret,
-    EndpointSecretSpec,
-    Metadata,
-    TrainingSession,
-)
+from gristmill_contracts.resources import Metadata
+from gristmill_contracts.session import TrainingSession
 from gristmill_sessions import observed as planned
 from gristmill_sessions.identity import session_name, session_seed, session_uid
 from gristmill_sessions.observed import Action, Seat

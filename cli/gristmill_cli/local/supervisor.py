@@ -27,8 +27,10 @@ from gristmill_cli.local.programs import (
 )
 from gristmill_cli.local.reconciler import Reconciler
 from gristmill_cli.local.world import Need, World, blamed, group_of, needs
+from gristmill_contracts.base_model import BaseModelResource
 from gristmill_contracts.errors import ConflictError, GristmillError, UnavailableError
-from gristmill_contracts.session import BaseModelResource, Tenant, TrainingSession
+from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.units import now_us
 from gristmill_sessions.local import LocalStore
 
@@ -194,7 +196,7 @@ class Supervisor:
             return
         make_group_folders(self.layout, key)
         chosen = WorkerModel(
-            name=model.metadata.name, folder=model.spec.path, dtype=model.spec.dtype
+            name=model.metadata.name, folder=model.spec.weights.path, dtype=model.spec.dtype
         )
         self._start(worker_program(self.layout, key, self.addresses.socket(key), chosen))
 

@@ -31,8 +31,9 @@ from gristmill_cli.local.ports import (
 from gristmill_cli.local.supervisor import Supervisor
 from gristmill_cli.models import FACTS_FILE, add_model, name_of
 from gristmill_cli.options import DEFAULT_TENANT
+from gristmill_contracts.base_model import BaseModelResource
 from gristmill_contracts.errors import NotFoundError
-from gristmill_contracts.session import BaseModelResource, Tenant
+from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.units import now_us
 from gristmill_sessions.local import LocalStore, open_local_store
 
@@ -69,7 +70,7 @@ def prepare(layout: Layout, options: UpOptions, say: Say) -> tuple[LocalStore, s
         return store, known[0].metadata.name if len(known) == 1 else ""
     with contextlib.suppress(NotFoundError, ValueError):
         name = store.get(BaseModelResource, "", options.model).metadata.name
-        if (Path(store.get(BaseModelResource, "", name).spec.path) / FACTS_FILE).is_file():
+        if (Path(store.get(BaseModelResource, "", name).spec.weights.path) / FACTS_FILE).is_file():
             return store, name
     name = name_of(options.model)
     say(f"preparing model {name}")

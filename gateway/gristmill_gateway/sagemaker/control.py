@@ -15,7 +15,8 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import SessionView
 from gristmill_contracts.ids import new_session_uid
-from gristmill_contracts.session import Tenant, TrainingSession
+from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.usage import Counts
 from gristmill_gateway import locations
 from gristmill_gateway.sagemaker import arns, control_pages, control_session, hub

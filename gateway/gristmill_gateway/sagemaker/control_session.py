@@ -12,10 +12,10 @@ from gristmill_contracts import conditions, labels
 from gristmill_contracts.errors import ConflictError, InvalidRequestError
 from gristmill_contracts.http import SessionView
 from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import (
     BaseModelRef,
     LoraSpec,
-    Metadata,
     OutputSpec,
     State,
     TrainingSession,

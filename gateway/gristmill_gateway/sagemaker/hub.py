@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any, Final
 
+from gristmill_contracts.base_model import BaseModelResource
 from gristmill_contracts.errors import InvalidRequestError, NotFoundError
-from gristmill_contracts.session import BaseModelResource
 from gristmill_gateway.sagemaker import arns
 from gristmill_gateway.sagemaker.arns import BaseModelName
 from gristmill_gateway.sagemaker.registry_validate import ListHubContents

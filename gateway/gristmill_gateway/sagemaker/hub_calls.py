@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from gristmill_contracts import limits
-from gristmill_contracts.session import BaseModelResource
+from gristmill_contracts.base_model import BaseModelResource
 from gristmill_gateway.sagemaker import control_pages, hub
 from gristmill_gateway.sagemaker.control_context import Caller, Context
 from gristmill_gateway.sagemaker.control_fields import read_request

@@ -3,7 +3,7 @@
 from typing import Final
 
 from gristmill_contracts import conditions, labels
-from gristmill_contracts.session import Condition
+from gristmill_contracts.resources import Condition
 from gristmill_sessions.observed import (
     Drain,
     Observed,

@@ -5,7 +5,7 @@ from typing import Any
 from gristmill_contracts import conditions
 from gristmill_contracts.conditions import condition
 from gristmill_contracts.http import Heartbeat
-from gristmill_contracts.session import Condition
+from gristmill_contracts.resources import Condition
 from gristmill_sessions.observed import Observed, Plan
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from gristmill_contracts.session import AccessKey, AccessKeySpec, Metadata, Tenant, TenantStatus
+from gristmill_contracts.credentials import AccessKey, AccessKeySpec
+from gristmill_contracts.resources import Metadata
+from gristmill_contracts.tenant import Tenant, TenantStatus
 from gristmill_gateway.app import make_app, make_gateway, open_http
 from gristmill_gateway.settings import GatewaySettings
 from gristmill_sessions.local import LocalStore

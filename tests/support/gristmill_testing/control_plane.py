@@ -6,15 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gristmill_contracts.base_model import BaseModelResource, BaseModelSpec
 from gristmill_contracts.http import RegisterCheckpoint, SessionView
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
-from gristmill_contracts.session import (
-    BaseModelResource,
-    BaseModelSpec,
-    Condition,
-    Metadata,
-    TrainingSession,
-)
+from gristmill_contracts.resources import Condition, Metadata
+from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.usage import Counts
 from gristmill_gateway.ledger_client import LedgerClient
 from gristmill_gateway.sagemaker.arns import Scope

@@ -22,23 +22,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gristmill_contracts import conditions, labels
-from gristmill_contracts.http import Checkpoint, Problem, TenantAccount
-from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
-from gristmill_contracts.session import (
+from gristmill_contracts.base_model import BaseModelResource, BaseModelSpec
+from gristmill_contracts.credentials import (
     AccessKey,
     AccessKeySpec,
-    BaseModelRef,
-    BaseModelResource,
-    BaseModelSpec,
     EndpointSecret,
     EndpointSecretSpec,
-    Metadata,
+)
+from gristmill_contracts.http import Checkpoint, Problem, TenantAccount
+from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
+from gristmill_contracts.resources import Metadata
+from gristmill_contracts.session import (
+    BaseModelRef,
     OutputSpec,
-    Tenant,
-    TenantStatus,
     TrainingSession,
     TrainingSessionSpec,
 )
+from gristmill_contracts.tenant import Tenant, TenantStatus
 from gristmill_gateway.app import Gateway, make_app, make_gateway, open_http
 from gristmill_gateway.settings import GatewaySettings
 from gristmill_sessions.local import LocalStore, open_local_store

@@ -5,10 +5,9 @@ from typing import Any
 from gristmill_contracts import labels
 from gristmill_contracts.http import Heartbeat, Problem, SessionView
 from gristmill_contracts.ids import SessionUid, TenantName
+from gristmill_contracts.resources import Condition, Metadata
 from gristmill_contracts.session import (
     BaseModelRef,
-    Condition,
-    Metadata,
     TrainingSession,
     TrainingSessionSpec,
     TrainingSessionStatus,

@@ -1,0 +1,44 @@
+"""Messages that the ledger exchanges when the parts are pods of a cluster. Routes: see `http`."""
+
+from typing import Literal
+
+import msgspec
+
+
+class HeartbeatAnswer(msgspec.Struct, kw_only=True):
+    """What the sessions of the heartbeats are to do, where somebody has said so."""
+
+    directives: dict[str, Literal["serve", "stop"]] = {}
+    """Session uid -> what the attempt that sent the heartbeat is to do."""
+
+
+class Directive(msgspec.Struct, kw_only=True):
+    """What one attempt of a session is to do. Kept until the next one; other attempts ignore it."""
+
+    attempt: int
+    desired: Literal["serve", "stop"]
+
+
+class UsageGap(msgspec.Struct, kw_only=True):
+    """Usage of a session that could not be brought in: recorded, never silent."""
+
+    attempt: int
+    acked_seq: int
+    head_seq: int | None
+    """None = nobody knows."""
+    reason: str
+    at_us: int
+
+
+class ArtifactInfo(msgspec.Struct, kw_only=True):
+    """One file of the artifact store. `path` is relative to the tenant's folder."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+    modified_us: int
+
+
+class ArtifactPage(msgspec.Struct, kw_only=True):
+    artifacts: list[ArtifactInfo]
+    next_after: str | None

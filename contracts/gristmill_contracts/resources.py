@@ -1,0 +1,126 @@
+"""What all of our resources share: metadata, conditions, references, times and quantities.
+
+Field names are camelCase on the wire (YAML) and snake_case here. A field's docstring is its description
+in the custom resource definition, so it is written for `kubectl explain`.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+from gristmill_contracts import limits
+
+GROUP: Final = "gristmill.dev"
+VERSION: Final = "v1alpha1"
+GROUP_VERSION: Literal["gristmill.dev/v1alpha1"] = "gristmill.dev/v1alpha1"
+
+
+def parse_time(value: object) -> object:
+    """RFC 3339 text to microseconds since 1970; anything else is left to the validator."""
+    if not isinstance(value, str):
+        return value
+    moment = datetime.fromisoformat(value)
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {value!r} has no time zone; write it as 2026-01-31T12:00:00Z")
+    delta = moment - _EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+def format_time(time_us: int) -> str:
+    """Microseconds since 1970 as RFC 3339 text in UTC; a fraction only where there is one."""
+    moment = datetime.fromtimestamp(time_us // 1_000_000, UTC)
+    fraction = time_us % 1_000_000
+    return f"{moment:%Y-%m-%dT%H:%M:%S}{f'.{fraction:06d}' if fraction else ''}Z"
+
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+TimeUs = Annotated[
+    int,
+    BeforeValidator(parse_time, json_schema_input_type=str),
+    PlainSerializer(format_time, return_type=str, when_used="json"),
+    Field(json_schema_extra={"format": "date-time"}),
+]
+"""Microseconds since 1970 here, RFC 3339 on the wire."""
+
+Version = Annotated[
+    int,
+    BeforeValidator(
+        lambda value: int(value) if isinstance(value, str) and value.isdecimal() else value
+    ),
+    PlainSerializer(str, return_type=str, when_used="json"),
+]
+"""A resourceVersion: text on the wire, and comparable."""
+
+QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]{1,9})?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
+Quantity = Annotated[str, Field(max_length=32, pattern=QUANTITY_PATTERN)]
+"""A Kubernetes quantity: 500m, 2, 16Gi."""
+
+DECIMAL_PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
+Decimal = Annotated[str, Field(max_length=19, pattern=DECIMAL_PATTERN)]
+"""An amount of money: decimal text, never a float."""
+
+LABEL_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+ObjectName = Annotated[str, Field(max_length=63, pattern=LABEL_PATTERN)]
+
+
+class Model(BaseModel):
+    """Base of all resource parts: camelCase outside, unknown fields refused."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+    )
+
+
+class Metadata(Model):
+    name: Annotated[
+        str,
+        Field(max_length=limits.OBJECT_NAME_CHARS_MAX, pattern=LABEL_PATTERN),
+    ]
+    namespace: str = "default"
+    """The tenant's namespace. Embedded, it is the tenant's name; "" for cluster-wide kinds."""
+    uid: str = ""
+    resource_version: Version = 0
+    generation: int = 0
+    creation_time_us: TimeUs = Field(default=0, alias="creationTimestamp")
+    deletion_time_us: TimeUs | None = Field(default=None, alias="deletionTimestamp")
+    finalizers: list[str] = Field(default_factory=list)
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class Resource(Model):
+    """Base of all kinds: what the store needs to know of each."""
+
+    api_version: Literal["gristmill.dev/v1alpha1"] = GROUP_VERSION
+    kind: str
+    metadata: Metadata
+
+
+class Condition(Model):
+    """One observation about the resource, as in every Kubernetes API."""
+
+    type: str = Field(max_length=63)
+    """What is observed; at most one condition of each type."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it is so."""
+    reason: str = Field(max_length=63)
+    """Why, in one word for programs."""
+    message: str = Field(default="", max_length=limits.CONDITION_MESSAGE_CHARS_MAX)
+    """Why, and what happens next, for people."""
+    last_transition_time_us: TimeUs = Field(default=0, alias="lastTransitionTime")
+    """When the status last changed."""
+    observed_generation: int = Field(default=0, ge=0)
+    """The metadata.generation that this was observed of."""
+
+
+class NameRef(Model):
+    """Names another of our resources."""
+
+    name: ObjectName
+    """Name of the resource."""
