@@ -83,6 +83,31 @@ STATUS_USAGE_EVERY_S: Final = 60.0
 STATUS_WRITES_PER_S: Final = 10.0
 """Status writes that only inform, of all sessions together."""
 
+# --- gateway in a cluster ------------------------------------------------------------------------
+API_CONNECTIONS_MAX: Final = 32
+"""Connections of one gateway to the API server."""
+API_TIMEOUT_S: Final = 10.0
+"""How long the API server may take to answer a request that is no watch."""
+API_TRIES_MAX: Final = 4
+"""How often a write that the API server could not take just now is sent."""
+API_PAGE_MAX: Final = 500
+"""Objects of one page of a list."""
+API_OBJECT_BYTES_MAX: Final = 4 * 2**20
+"""Longest line of a watch. etcd holds 1.5 MB in one object."""
+WATCH_LIFETIME_S: Final = 300
+"""After this the API server is asked to end a watch, and a new one goes on where it ended."""
+WATCH_SILENCE_S: Final = 100.0
+"""A watch without a byte for this long is taken for dead: the API server sends a bookmark a minute."""
+WATCH_BACKOFF_S_MAX: Final = 10.0
+ACCESS_KEPT_S: Final = 10.0
+"""How long an answer to "may they?" holds."""
+ACCESS_KEPT_MAX: Final = 10_000
+SUBMIT_HOLD_S_MAX: Final = 20.0
+"""How long a submit waits for its session's pod, before the client is told to try again."""
+HELD_SUBMITS_MAX: Final = 1000
+"""Submits of one gateway that wait for a pod at once; past it they are told to try again at once."""
+HELD_SUBMITS_PER_SESSION_MAX: Final = 64
+
 # --- meter log -----------------------------------------------------------------------------------
 FRAME_BYTES_MAX: Final = 1 * 2**20
 INLINE_PAYLOAD_BYTES_MAX: Final = 16 * 2**10
@@ -146,7 +171,7 @@ METRIC_LABEL_VALUES_MAX: Final = 200
 
 if INLINE_PAYLOAD_BYTES_MAX * 2 > FRAME_BYTES_MAX:
     raise AssertionError("a frame must hold an inline payload and its header")
-if RESULT_WAIT_S_MAX >= 60 or CREATE_WAIT_S_MAX >= 60:
+if max(RESULT_WAIT_S_MAX, CREATE_WAIT_S_MAX, 2 * SUBMIT_HOLD_S_MAX) >= 60:
     raise AssertionError("held answers must end before the official SDK's read timeout of 60 s")
 if WORKER_GRACE_S >= POD_GRACE_S:
     raise AssertionError("the meter needs a part of the pod's grace to ship its log")
