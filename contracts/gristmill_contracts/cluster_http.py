@@ -4,12 +4,16 @@ from typing import Literal
 
 import msgspec
 
+from gristmill_contracts.ids import SessionUid
+
 
 class HeartbeatAnswer(msgspec.Struct, kw_only=True):
     """What the sessions of the heartbeats are to do, where somebody has said so."""
 
     directives: dict[str, Literal["serve", "stop"]] = {}
     """Session uid -> what the attempt that sent the heartbeat is to do."""
+    fenced: list[SessionUid] = []
+    """Sessions of which a newer attempt has registered: release nothing more."""
 
 
 class Directive(msgspec.Struct, kw_only=True):
@@ -42,3 +46,5 @@ class ArtifactInfo(msgspec.Struct, kw_only=True):
 class ArtifactPage(msgspec.Struct, kw_only=True):
     artifacts: list[ArtifactInfo]
     next_after: str | None
+    folders: list[str] = []
+    """With delimiter=/: paths up to the first / behind the prefix, which other files lie below."""

@@ -23,14 +23,17 @@ meter -> ledger (HTTP):
     POST /v1/usage/batches                         UsageBatch -> ProducerCursor; gap: 409 with Problem.expected_seq
     POST /v1/checkpoints                           RegisterCheckpoint -> Checkpoint (idempotent by id)
     POST /v1/heartbeats                            list[Heartbeat] -> HeartbeatAnswer (contracts.cluster_http)
-    PUT  /v1/artifacts/{tenant}/{path}             raw bytes; X-Gristmill-SHA256 of them -> Empty
-    GET, HEAD, DELETE same; GET /v1/artifacts/{tenant}?prefix=&after=&limit=  -> ArtifactPage
+    PUT  /v1/artifacts/{tenant}/{path}             raw bytes; X-Gristmill-SHA256 of them -> Empty;
+                                                   a path that ends with / makes a folder
+    GET, HEAD, DELETE same (GET takes Range: bytes=)
+    GET  /v1/artifacts/{tenant}?prefix=&after=&limit=&delimiter=  -> ArtifactPage
 In a cluster every call to the ledger carries `Authorization: Bearer <secret>`: a meter the producer secret
 of its attempt with `X-Gristmill-Session` and `X-Gristmill-Attempt`, a service its own secret with
 `X-Gristmill-Service` (contracts.secrets).
 gateway, cli, operator -> ledger:
     PUT  /v1/sessions/{uid}/directive              Directive -> Empty: told to the meter by HeartbeatAnswer
     POST /v1/sessions/{uid}/gaps                   UsageGap -> Empty: usage given up, on record
+    GET  /v1/sessions/{uid}/gaps                   -> list[UsageGap]
     GET  /v1/heartbeats?after=&wait_s=             -> HeartbeatPage
     POST /v1/sessions                              RegisterSession -> Empty (idempotent)
     PUT  /v1/tenants/{name}                        -> TenantAccount (allocates the 12-digit account id)
@@ -248,6 +251,8 @@ class RegisterProducer(msgspec.Struct, kw_only=True):
 class ProducerCursor(msgspec.Struct, kw_only=True):
     producer: str
     acked_seq: int
+    fenced: bool = False
+    """The events are kept, but a newer attempt owns the session: release nothing more."""
 
 
 class UsageBatch(msgspec.Struct, kw_only=True):
@@ -321,6 +326,9 @@ class Heartbeat(msgspec.Struct, kw_only=True):
     snapshot_applied: int
     worker_ready: bool
     at_us: int
+    cost: str | None = None
+    """What the session's usage costs so far, with its currency ("0.001234 USD"); filled by the ledger
+    for its readers. None = not priced."""
 
 
 class HeartbeatPage(msgspec.Struct, kw_only=True):
@@ -336,6 +344,8 @@ class RegisterSession(msgspec.Struct, kw_only=True):
     model: str
     rank: int
     created_us: int
+    price_book: str | None = None
+    """What its usage is priced by; the first that is named stays. None = the ledger's default."""
 
 
 class TenantAccount(msgspec.Struct, kw_only=True):

@@ -144,6 +144,8 @@ EVENT_AGE_S_MAX: Final = 35 * 86_400
 EVENT_AHEAD_S_MAX: Final = 300
 """An event that began earlier or later than this against the ledger's clock is kept, quarantined."""
 PRICES_PER_BOOK_MAX: Final = 10_000
+GAPS_SHOWN_MAX: Final = 100
+"""Recorded gaps in one answer about usage; their number is told in any case."""
 
 # --- public lists --------------------------------------------------------------------------------
 LIST_PAGE_MAX: Final = 100
@@ -161,6 +163,14 @@ BUCKETS_MAX: Final = 1000
 """Buckets of one tenant."""
 ARTIFACT_CHUNK_BYTES: Final = 256 * 2**10
 """How much of a file is read at a time while it is sent."""
+ARTIFACT_BYTES_MAX: Final = 64 * 2**30
+"""Largest file of a checkpoint."""
+ARTIFACT_FREE_BYTES_MIN: Final = 256 * 2**20
+"""Uploads are refused when the store's volume has less than this left."""
+ARTIFACT_UPLOADS_MAX: Final = 16
+"""Uploads that one ledger takes at once; past it 429."""
+ARTIFACT_FILES_MAX: Final = 4096
+"""Files of one checkpoint."""
 
 # --- SigV4 ---------------------------------------------------------------------------------------
 CLOCK_SKEW_S_MAX: Final = 300
