@@ -5,11 +5,12 @@ out the same actions, each in its own way.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gristmill_contracts.http import Heartbeat
 from gristmill_contracts.resources import Condition
 from gristmill_contracts.session import TrainingSession
+from gristmill_sessions.cluster import Cluster, PodRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,12 @@ class Observed:
     """What went wrong when the last plan was carried out; empty = nothing."""
     workers_max: int = 1
     """How many workers a session may have here."""
+    cluster: Cluster | None = None
+    """What a cluster shows of it; None = this is one machine."""
+
+    @property
+    def platform(self) -> Literal["machine", "cluster"]:
+        return "machine" if self.cluster is None else "cluster"
 
     @property
     def conditions(self) -> list[Condition]:
@@ -77,7 +84,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Write the finalizer and the durable identity into the resource."""
+    """Write the finalizer and the durable identity into the resource; in a cluster also whose it is (a label)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +94,24 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Give the session a meter and a worker, for this attempt."""
+    """Give the session a meter and a worker, for this attempt.
+
+    In a cluster: all children of the attempt, the pods of all ranks at once. Before it makes a pod it reads
+    session and pods anew, and gives up with a conflict unless `status.attempt` is this attempt, the session is
+    not being deleted, and no pod of another attempt is left but those in `beside`.
+    """
 
     attempt: int
+    beside: tuple[str, ...] = ()
+    """uids of pods on lost nodes: they are fenced by their attempt's number, and nobody waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Tell the meter to end the session: finish what runs, skip what waits, post all usage."""
+    """Tell the meter to end the session: finish what runs, skip what waits, post all usage.
+
+    In a cluster: the directive `stop` for `status.attempt`, at the ledger.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +136,73 @@ class DeleteSession:
     """Delete the resource, as its owner could."""
 
 
-Action = Adopt | Register | Place | Drain | Withdraw | RemoveFiles | Release | DeleteSession
+# --- actions of a cluster ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletePods:
+    """Delete these pods, each with its uid as a precondition. Gone already = done."""
+
+    pods: tuple[PodRef, ...]
+    force: bool = False
+    """With no grace: their node is gone, nobody will confirm their end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDrainJob:
+    """Make the Job that ships the log of a volume whose pod is gone."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveDrainJob:
+    """Delete the Job and its pods."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordGap:
+    """Tell the ledger that usage of this attempt could not be brought in. Again = the same gap."""
+
+    attempt: int
+    acked_seq: int
+    head_seq: int | None
+    """None = nobody knows."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepVolume:
+    """Take the session from the owners of its volume, so that it stays. No volume = done."""
+
+    unflushed: bool
+    """Label it: it holds usage nobody has, and is never deleted by us."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveVolume:
+    """Delete the session's volume. No volume = done; one that is labelled unflushed is never deleted."""
+
+
+Action = (
+    Adopt
+    | Register
+    | Place
+    | Drain
+    | Withdraw
+    | RemoveFiles
+    | Release
+    | DeleteSession
+    | DeletePods
+    | StartDrainJob
+    | RemoveDrainJob
+    | RecordGap
+    | KeepVolume
+    | RemoveVolume
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +216,6 @@ class Plan:
     """Other fields of the status to set."""  # Any: each field has its own type
     again_at_us: int | None = None
     """When time alone may change the answer."""
+    more: bool = False
+    """Another plan follows at once and says it all: the status of this one need not be written if its
+    actions succeeded."""
