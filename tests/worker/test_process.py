@@ -268,6 +268,30 @@ def test_a_killed_worker_comes_back_from_its_snapshot(
     assert msgspec.msgpack.decode(body, type=OpenedSession).applied == 1
 
 
+def test_a_stopped_worker_loses_nothing_and_needs_no_replay(
+    worker: Running, llama_dir: Path, tmp_path: Path
+) -> None:
+    """SIGTERM: what runs ends, then every session has its snapshot."""
+    session = BareWorker(worker.socket, tmp_path / "state")
+    session.open(rank=4, alpha=8)
+    operation = ForwardBackward(loss="cross_entropy", loss_config={}, datums=[datum([5, 6, 7])])
+    session.execute(operation)
+    session.execute(step())
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait(30) == 0
+    session.hang_up()
+    worker.process = start(worker.folder, llama_dir).process
+    session.open(rank=4, alpha=8)
+    assert session.applied == 2
+    session.close()
+
+
+def test_a_serving_worker_has_no_network(worker: Running) -> None:
+    """Every thread of the real process is under a seccomp filter (mode 2); see test_sandbox."""
+    threads = Path(f"/proc/{worker.process.pid}/task").iterdir()
+    assert all("Seccomp:\t2" in (each / "status").read_text() for each in threads)
+
+
 def test_a_model_that_cannot_be_loaded_is_told_and_tried_again(
     tmp_path: Path, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,14 +6,18 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_contracts.telemetry import setup_json_logging
 from gristmill_worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from gristmill_worker.team import Team
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 START_FAILED: Final = 3
@@ -46,10 +50,15 @@ def _serve(settings: WorkerSettings) -> int:
     # Imported here, so that --help and bad settings are answered without loading torch.
     from gristmill_worker.app import make_app
     from gristmill_worker.engine import Engine
+    from gristmill_worker.team import team_from_environment
 
-    engine = Engine(settings)
+    team = team_from_environment()
+    if not team.leads:
+        return _follow(settings, team)
+    listener = _listen(settings.socket, int(settings.socket_mode, 8))
+    _give_up_network(settings, alone=team.alone)
+    engine = Engine(settings, team)
     engine.start()
-    listener = _listen(settings.socket)
     config = uvicorn.Config(
         make_app(engine),
         log_config=None,
@@ -67,13 +76,53 @@ def _serve(settings: WorkerSettings) -> int:
     return 0 if server.started else START_FAILED
 
 
-def _listen(path: Path) -> socket.socket:
-    """Bind the socket for this user alone; an old file of a killed worker is replaced."""
+def _follow(settings: WorkerSettings, team: "Team") -> int:
+    """Ranks other than 0 serve nobody."""
+    from gristmill_worker.engine import TEAM_LOST, backend, load_base
+    from gristmill_worker.follower import Follower, end_at_sigterm, tell_ready
+    from gristmill_worker.team import TeamLostError
+
+    idle = threading.Event()
+    idle.set()
+    end_at_sigterm(idle, settings.shutdown_s)
+    try:
+        team.join(
+            backend(settings), start_s=settings.team_start_s, timeout_s=settings.team_timeout_s
+        )
+        base = load_base(settings)
+        team.gather("loaded")
+        tell_ready(settings.ready_file)
+        follower = Follower(base=base, team=team, token_budget=settings.token_budget, idle=idle)
+        follower.follow()
+    except TeamLostError as error:
+        logging.getLogger(__name__).critical("team_lost", extra={"error": str(error)})
+        return TEAM_LOST
+    team.leave()
+    return 0
+
+
+def _give_up_network(settings: WorkerSettings, *, alone: bool) -> None:
+    """Raises SandboxError where the settings insist and the system cannot."""
+    from gristmill_worker.sandbox import SandboxError, forbid_network
+
+    wanted = settings.network
+    if wanted == "full" or (wanted == "auto" and not alone):
+        return
+    try:
+        forbid_network()
+    except SandboxError as error:
+        if wanted == "none":
+            raise
+        logging.getLogger(__name__).warning("network_kept", extra={"error": str(error)})
+
+
+def _listen(path: Path, mode: int) -> socket.socket:
+    """Bind the socket with these permissions; an old file of a killed worker is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
-    path.chmod(0o600)
+    path.chmod(mode)
     return listener
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import uuid
@@ -13,21 +14,25 @@ import torch
 
 from gristmill_contracts.errors import OverloadedError, UnavailableError
 from gristmill_contracts.http import WorkerStatus
-from gristmill_worker.base_model import load_base_model
+from gristmill_worker.base_model import BaseModel, load_base_model
 from gristmill_worker.checkpoints import Checkpoints
 from gristmill_worker.counters import WorkerMetrics
 from gristmill_worker.cpu_quota import thread_count
 from gristmill_worker.disk import HostDisk
 from gristmill_worker.fingerprint import fingerprint
+from gristmill_worker.orders import Finish
 from gristmill_worker.problems import translated
 from gristmill_worker.runner import Runner
 from gristmill_worker.settings import WorkerSettings
+from gristmill_worker.team import Team, TeamLostError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 WORK_QUEUED_MAX: Final = 4096
+TEAM_LOST: Final = 70
+"""Exit status when another rank is gone: the whole team starts anew."""
 LOAD_RETRY_S: Final = 2.0
 """Pause before a model that could not be loaded is tried again."""
 
@@ -35,8 +40,9 @@ LOAD_RETRY_S: Final = 2.0
 class Engine:
     """`submit` hands work to the thread; everything that touches torch runs there."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, team: Team | None = None) -> None:
         self.settings = settings
+        self.team = team or Team()
         self.boot_id = str(uuid.uuid4())
         self.metrics = WorkerMetrics()
         self.runner: Runner | None = None
@@ -94,12 +100,30 @@ class Engine:
         )
 
     def _main(self) -> None:
+        try:
+            self._work()
+        except TeamLostError as error:
+            # What ran has no result; between operations every rank's state is whole.
+            log.critical("team_lost", extra={"error": str(error)})
+            if self.runner is not None:
+                self.runner.snapshot_all()
+            logging.shutdown()
+            os._exit(TEAM_LOST)
+
+    def _work(self) -> None:
+        self.team.join(
+            backend(self.settings), start_s=self.settings.team_start_s,
+            timeout_s=self.settings.team_timeout_s,
+        )  # fmt: skip
         self.runner = self._load_until_done()
         while not self.stopping.is_set():
             work = self.work.get()
             if work is not None:
                 work()
             self.metrics.queued.set(self.work.qsize())
+        if self.runner is not None:
+            self.runner.snapshot_all()
+            self.team.tell(Finish())
 
     def _load_until_done(self) -> Runner | None:
         """The runner; None once told to stop. A model folder may come back: a volume mounted late."""
@@ -119,25 +143,39 @@ class Engine:
 
     def _load(self) -> Runner:
         settings = self.settings
-        torch.set_num_threads(thread_count(settings.threads))
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
-        base = load_base_model(
-            settings.model_dir,
-            dtype=getattr(torch, settings.dtype),
-            device=_device(settings.device),
-        )
+        base = load_base(settings)
         disk = HostDisk()
         settings.artifacts_dir.mkdir(parents=True, exist_ok=True)
+        self.team.gather("loaded")
         return Runner(
             base=base,
             disk=disk,
             checkpoints=Checkpoints(disk, base, settings.artifacts_dir, settings.adapters_cached),
             metrics=self.metrics,
-            fingerprint=fingerprint(base, settings.token_budget),
+            fingerprint=fingerprint(base, settings.token_budget, self.team.world),
             boot_id=self.boot_id,
             token_budget=settings.token_budget,
             snapshots_kept=settings.snapshots_kept,
+            team=self.team,
         )
+
+
+def load_base(settings: WorkerSettings) -> BaseModel:
+    """Set torch up as the settings say, and load the base model. The same on every rank."""
+    torch.set_num_threads(thread_count(settings.threads))
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    return load_base_model(
+        settings.model_dir,
+        dtype=getattr(torch, settings.dtype),
+        device=_device(settings.device),
+    )
+
+
+def backend(settings: WorkerSettings) -> str:
+    """Of the collectives: what suits the device, unless the settings name one."""
+    if settings.backend != "auto":
+        return settings.backend
+    return "nccl" if _device(settings.device).type == "cuda" else "gloo"
 
 
 def _device(wanted: str) -> torch.device:

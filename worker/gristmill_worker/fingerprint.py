@@ -11,7 +11,7 @@ ENGINE_VERSION: Final = 1
 """Raised by every change to the engine that may change a last bit: packing, kernels, summation."""
 
 
-def fingerprint(base: BaseModel, token_budget: int) -> str:
+def fingerprint(base: BaseModel, token_budget: int, world: int = 1) -> str:
     """Two runs with the same fingerprint and operations give the same bits."""
     device = base.device.type
     if base.device.type == "cuda":
@@ -28,4 +28,6 @@ def fingerprint(base: BaseModel, token_budget: int) -> str:
         "packed": int(base.packed),
         "base": base.facts.revision[:16],
     }
+    if world > 1:
+        parts["world"] = world
     return ";".join(f"{name}={value}" for name, value in parts.items())

@@ -4,7 +4,12 @@ from typing import Final
 
 import torch
 
-from gristmill_contracts.errors import GristmillError, OutOfMemoryError
+from gristmill_contracts.errors import (
+    GristmillError,
+    InvalidRequestError,
+    OperationFailedError,
+    OutOfMemoryError,
+)
 from gristmill_contracts.http import Problem
 
 _STATUS: Final = {
@@ -23,6 +28,14 @@ def status_of(error: GristmillError) -> int:
 
 def problem_of(error: GristmillError) -> Problem:
     return Problem(code=error.code, message=error.message, retryable=error.retryable)
+
+
+def error_of(problem: Problem, prefix: str) -> GristmillError:
+    """The error that another rank had, as one of our own kinds."""
+    kinds = {
+        kind.code: kind for kind in (InvalidRequestError, OperationFailedError, OutOfMemoryError)
+    }
+    return kinds.get(problem.code, GristmillError)(prefix + problem.message)
 
 
 def translated(error: Exception) -> GristmillError:

@@ -19,8 +19,6 @@ from gristmill_contracts.http import (
 from gristmill_contracts.operations import (
     ComputeLogprobs,
     Empty,
-    Forward,
-    ForwardBackward,
     LoadState,
     LoadWeightsForSampling,
     Operation,
@@ -33,16 +31,19 @@ from gristmill_contracts.operations import (
     SaveWeights,
     TrainOperation,
 )
-from gristmill_worker import snapshots, train
+from gristmill_worker import snapshots
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.checkpoints import Checkpoints
 from gristmill_worker.counters import WorkerMetrics
 from gristmill_worker.disk import Disk
+from gristmill_worker.orders import Forget, Run, adoption
 from gristmill_worker.problems import problem_of, translated
 from gristmill_worker.sampler import sample
 from gristmill_worker.scoring import compute_logprobs
 from gristmill_worker.session import Session, new_session
 from gristmill_worker.stream import TokenStream
+from gristmill_worker.team import Team
+from gristmill_worker.together import SharedOperation, run_shared
 from gristmill_worker.validate import check_operation
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Runner:
         boot_id: str,
         token_budget: int,
         snapshots_kept: int,
+        team: Team | None = None,
     ) -> None:
         self.base = base
         self.disk = disk
@@ -71,6 +73,7 @@ class Runner:
         self.boot_id = boot_id
         self.token_budget = token_budget
         self.snapshots_kept = snapshots_kept
+        self.team = team or Team()
         self.sessions: dict[str, Session] = {}
 
     def applied(self) -> dict[str, int]:
@@ -84,6 +87,7 @@ class Runner:
         if session is None or (bound is not None and session.counters.applied > bound):
             session = self._restored(uid, request)
             self.sessions[uid] = session
+            self._share(session)
             self.metrics.sessions.set(len(self.sessions))
         return OpenedSession(
             applied=session.counters.applied,
@@ -108,11 +112,28 @@ class Runner:
 
     def close(self, uid: str) -> None:
         """Forget a session; its snapshots stay. Closing an unknown one is no error."""
-        self.sessions.pop(uid, None)
+        if self.sessions.pop(uid, None) is not None:
+            self.team.tell(Forget(uid=uid))
         self.metrics.sessions.set(len(self.sessions))
 
     def snapshot(self, uid: str) -> Snapshotted:
         return snapshots.take(self.disk, self.base, self._session(uid), self.snapshots_kept)
+
+    def snapshot_all(self) -> None:
+        """Before a planned stop: what the next process would else have to run again."""
+        for session in list(self.sessions.values()):
+            known = snapshots.existing(self.disk, session.state_dir)
+            if session.counters.applied == (known[0] if known else 0):
+                continue
+            try:
+                snapshots.take(self.disk, self.base, session, self.snapshots_kept)
+            except GristmillError as error:
+                log.warning("last_snapshot_failed", extra={"error": error.message})
+
+    def _share(self, session: Session) -> None:
+        """Give the other ranks the session as it is now."""
+        if not self.team.alone:
+            self.team.tell(adoption(session))
 
     def execute(self, uid: str, call: Execute) -> Executed:
         """Run one operation. Raises NotFoundError or ConflictError where nothing was consumed."""
@@ -174,20 +195,15 @@ class Runner:
 
     def _run(self, session: Session, call: Execute) -> Result | None:
         op: Operation = call.operation
-        if isinstance(op, Forward):
-            return train.forward(self.base, session.adapter, op, self.token_budget)
-        if isinstance(op, ForwardBackward):
-            result, scratch = train.forward_backward(
-                self.base, session.adapter, op, self.token_budget
-            )
-            session.accumulate(op, scratch)
-            return result
-        if isinstance(op, OptimStep):
-            return session.optim_step(op)
+        if isinstance(op, SharedOperation):
+            self.team.tell(Run(uid=session.uid, call=call))
+            return run_shared(self.base, self.team, session, op, self.token_budget)
         if isinstance(op, SaveWeights | SaveState):
             return self._save(session, call, op)
         if isinstance(op, LoadState):
-            return self.checkpoints.load_state(session, op)
+            loaded = self.checkpoints.load_state(session, op)
+            self._share(session)
+            return loaded
         return self._run_sampling(op)
 
     def _save(

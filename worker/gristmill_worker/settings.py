@@ -36,6 +36,19 @@ class WorkerSettings(BaseSettings):
     """Checkpoints kept in memory for sampling."""
     snapshots_kept: int = Field(default=2, ge=2, le=16)
     """Of each session. Two, so that one that was cut off has a predecessor."""
+    socket_mode: Literal["0600", "0660"] = "0600"
+    """Permissions of the socket; 0660 where the meter is another user of the same group."""
+    network: Literal["auto", "none", "full"] = "auto"
+    """none = the process gives up network sockets for good before it loads the model. auto = none, but
+    full for a team of several ranks and where the system has no seccomp filter."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Collectives of a team of ranks (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them)."""
+    team_start_s: float = Field(default=600.0, gt=0, le=86_400)
+    """How long to wait at start for the other ranks."""
+    team_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """How long one collective may take before another rank is taken for lost."""
+    ready_file: Path | None = None
+    """Made by ranks other than 0 once they are ready: they have no door that could be asked."""
     shutdown_s: int = Field(default=10, ge=1, le=600)
     """How long open requests may take to end after SIGTERM."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")

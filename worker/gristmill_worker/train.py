@@ -1,12 +1,14 @@
 """forward and forward_backward: datums in, log-probabilities out, the gradient in a scratch buffer."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from gristmill_contracts.errors import OperationFailedError
+from gristmill_contracts.errors import GristmillError, OperationFailedError
+from gristmill_contracts.http import Problem
 from gristmill_contracts.operations import Datum, Forward, ForwardBackward, ForwardResult
 from gristmill_worker.adapter import Adapter, gradient_views
 from gristmill_worker.base_model import BaseModel
@@ -14,7 +16,12 @@ from gristmill_worker.batch import MicroBatch, plan
 from gristmill_worker.head import Head
 from gristmill_worker.losses import LOSSES
 from gristmill_worker.losses.terms import TokenTerms
+from gristmill_worker.problems import error_of, problem_of, translated
+from gristmill_worker.shares import shares
+from gristmill_worker.team import Team
 from gristmill_worker.tensors import from_torch, to_torch
+
+log = logging.getLogger(__name__)
 
 HEAD_ROWS: Final = 256
 """Rows whose logits are held at a time: all tokens x vocabulary would not fit."""
@@ -33,6 +40,12 @@ class Tally:
         for name, value in terms.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + float(value)
         self.count += 0 if terms.count is None else int(terms.count)
+
+    def merge(self, other: "Tally") -> None:
+        self.loss += other.loss
+        self.count += other.count
+        for name, value in other.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
 
     def metrics(self) -> dict[str, float]:
         count = max(1, self.count)
@@ -53,17 +66,32 @@ class Rows:
     """Of the datums, in the request."""
 
 
-def forward(base: BaseModel, adapter: Adapter, op: Forward, budget: int) -> ForwardResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank made of its share of a request, or why it failed."""
+
+    outputs: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """Of the datums, by their index in the request; on the host."""
+    tally: Tally = field(default_factory=Tally)
+    problem: Problem | None = None
+
+
+def forward(
+    base: BaseModel, adapter: Adapter, op: Forward, budget: int, team: Team
+) -> ForwardResult:
     """Score the datums. Changes nothing."""
-    return _run(base, adapter, op, budget, scratch=None)
+    return _result(op, team.gather(_attempt(base, adapter, op, budget, team=team, scratch=None)))
 
 
 def forward_backward(
-    base: BaseModel, adapter: Adapter, op: ForwardBackward, budget: int
+    base: BaseModel, adapter: Adapter, op: ForwardBackward, budget: int, team: Team
 ) -> tuple[ForwardResult, Tensor]:
     """The result and the request's gradient, flat float32. Raises OperationFailedError if not finite."""
     scratch = torch.zeros_like(adapter.weights)
-    result = _run(base, adapter, op, budget, scratch=scratch)
+    result = _result(
+        op, team.gather(_attempt(base, adapter, op, budget, team=team, scratch=scratch))
+    )
+    team.sum(scratch)
     if not bool(torch.isfinite(scratch).all()):
         raise OperationFailedError(
             "the gradient is not finite; nothing was accumulated, check advantages and weights"
@@ -71,37 +99,76 @@ def forward_backward(
     return result, scratch
 
 
+def _attempt(
+    base: BaseModel,
+    adapter: Adapter,
+    op: Forward | ForwardBackward,
+    budget: int,
+    *,
+    team: Team,
+    scratch: Tensor | None,
+) -> Part:
+    """This rank's share. A failure is a value: the other ranks must hear of it."""
+    mine = shares([datum.tokens.size for datum in op.datums], team.world)[team.rank]
+    try:
+        return _run(base, adapter, op, budget, scratch=scratch, mine=mine)
+    except Exception as error:
+        if team.alone:
+            raise
+        failure = translated(error)
+        if type(failure) is GristmillError:
+            log.exception("share_crashed", extra={"rank": team.rank})
+        return Part(problem=problem_of(failure))
+
+
+def _result(op: Forward | ForwardBackward, parts: list[Part]) -> ForwardResult:
+    """One result of all ranks' parts. Raises the first failure among them."""
+    tally = Tally()
+    outputs: dict[int, dict[str, Tensor]] = {}
+    for rank, part in enumerate(parts):
+        if part.problem is not None:
+            raise error_of(part.problem, f"rank {rank}: ")
+        tally.merge(part.tally)
+        outputs.update(part.outputs)
+    metrics = tally.metrics()
+    metrics["datums"] = float(len(op.datums))
+    metrics["tokens"] = float(sum(datum.tokens.size for datum in op.datums))
+    named = [
+        {key: from_torch(value) for key, value in outputs[index].items()}
+        for index in range(len(op.datums))
+    ]
+    return ForwardResult(outputs=named, metrics=metrics)
+
+
 def _run(
     base: BaseModel,
     adapter: Adapter,
     op: Forward | ForwardBackward,
     budget: int,
+    *,
     scratch: Tensor | None,
-) -> ForwardResult:
+    mine: list[int],
+) -> Part:
     views = None if scratch is None else gradient_views(adapter.layout, scratch)
-    tally = Tally()
-    outputs: list[dict[str, Tensor]] = [{} for _ in op.datums]
-    for members in _by_shape(op.datums):
+    done = Part()
+    for members in _by_shape(op.datums, mine):
         lengths = [op.datums[index].tokens.size for index in members]
         for part in plan(lengths, budget, packed=base.packed):
             indices = [members[index] for index in part.order]
             rows = _gather(op.datums, indices, part.filler, base.device)
             with base.selected(adapter, views), torch.set_grad_enabled(scratch is not None):
                 hidden = _hidden(base, rows, part)
-                logprobs = _score(base, hidden, rows, op, tally)
+                logprobs = _score(base, hidden, rows, op, done.tally)
             for index, own in zip(indices, torch.split(logprobs, rows.lengths), strict=True):
-                outputs[index] = {"logprobs": own}
-    metrics = tally.metrics()
-    metrics["datums"] = float(len(op.datums))
-    metrics["tokens"] = float(sum(datum.tokens.size for datum in op.datums))
-    named = [{key: from_torch(value) for key, value in each.items()} for each in outputs]
-    return ForwardResult(outputs=named, metrics=metrics)
+                done.outputs[index] = {"logprobs": own.cpu()}
+    return done
 
 
-def _by_shape(datums: list[Datum]) -> list[list[int]]:
+def _by_shape(datums: list[Datum], mine: list[int]) -> list[list[int]]:
     """Indices of datums that can share rows: same width of targets, same loss inputs."""
     groups: dict[tuple[object, ...], list[int]] = {}
-    for index, datum in enumerate(datums):
+    for index in mine:
+        datum = datums[index]
         width = datum.loss_inputs["target_tokens"].shape[1:]
         groups.setdefault((width, *sorted(datum.loss_inputs)), []).append(index)
     return list(groups.values())

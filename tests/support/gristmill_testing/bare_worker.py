@@ -58,6 +58,15 @@ class BareWorker:
         self._state_dir = state_dir
         self._index = 0
 
+    @property
+    def applied(self) -> int:
+        """How many train operations the session holds."""
+        return self._index
+
+    def hang_up(self) -> None:
+        """Close the connection; the worker keeps the session."""
+        self._connection.close()
+
     def status(self) -> WorkerStatus:
         return msgspec.msgpack.decode(self._send("GET", "/v1/status", b""), type=WorkerStatus)
 
