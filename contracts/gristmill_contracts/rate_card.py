@@ -4,8 +4,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from gristmill_contracts.resources import Condition, Model, Resource, TimeUs
+from gristmill_contracts.resources import (
+    ClusterResource,
+    Conditions,
+    Count,
+    CurrencyCode,
+    Model,
+    TimeUs,
+    list_map,
+)
 from gristmill_contracts.usage import TokenType
+
+PRICES_MAX = 256
+"""Prices on one card: 64 models. The server bounds what a rule that compares all with all may cost."""
 
 
 class RatePrice(Model):
@@ -14,28 +25,40 @@ class RatePrice(Model):
     model: str = Field(max_length=63, pattern=r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$")
     """Name of the BaseModel; * = every model without a row of its own."""
     meter: TokenType
+    """The token type that the price is for. Every model on the card has a price for each of the four."""
     price: str = Field(max_length=16, pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?$")
     """Money for unitTokens tokens; at most six decimals, so that rating is exact."""
 
 
 class RateCardSpec(Model):
-    currency: str = Field(pattern=r"^[A-Z]{3}$")
-    """ISO 4217 code."""
+    """What tokens cost. It never changes: a new price is a new RateCard."""
+
+    currency: CurrencyCode
+    """ISO 4217 code of the prices' currency, as USD."""
     unit_tokens: Literal[1_000_000] = 1_000_000
-    """What a price is for."""
-    prices: list[RatePrice] = Field(min_length=1, max_length=1024)
+    """How many tokens a price is for."""
+    prices: list[RatePrice] = Field(
+        min_length=1, max_length=PRICES_MAX, json_schema_extra=list_map("model", "meter")
+    )
+    """One price for each model and meter; * = every model without prices of its own."""
     effective_from_us: TimeUs = Field(alias="effectiveFrom")
-    """Operations that began before this have other prices."""
+    """Operations that begin from then on have these prices; earlier ones are priced by another card."""
 
 
 class RateCardStatus(Model):
-    observed_generation: int = 0
-    conditions: list[Condition] = Field(default_factory=list, max_length=16)
+    """What the operator saw and did. It can be rebuilt at any time."""
+
+    observed_generation: Count = 0
+    """The metadata.generation that this status is of."""
+    conditions: Conditions = Field(default_factory=list)
+    """Ready, and Recorded: the ledger holds the prices."""
 
 
-class RateCard(Resource):
-    """Prices of tokens. A new price is a new RateCard."""
+class RateCard(ClusterResource):
+    """Prices of tokens by model and token type. Sessions keep the card that they started with."""
 
     kind: Literal["RateCard"] = "RateCard"
     spec: RateCardSpec
+    """The prices."""
     status: RateCardStatus = Field(default_factory=RateCardStatus)
+    """What the operator saw and did."""

@@ -5,9 +5,9 @@ in the custom resource definition, so it is written for `kubectl explain`.
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic.alias_generators import to_camel
 
 from gristmill_contracts import limits
@@ -64,6 +64,20 @@ Decimal = Annotated[str, Field(max_length=19, pattern=DECIMAL_PATTERN)]
 
 LABEL_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 ObjectName = Annotated[str, Field(max_length=63, pattern=LABEL_PATTERN)]
+OptionalName = Annotated[str, Field(max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")]
+"""The name of another object, or empty."""
+
+QUALIFIED_KEY_PATTERN: Final = (
+    r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?$"
+)
+QualifiedKey = Annotated[str, Field(max_length=316, pattern=QUALIFIED_KEY_PATTERN)]
+"""The key of a label, taint or resource: nvidia.com/gpu."""
+LabelValue = Annotated[
+    str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-a-zA-Z0-9_.]*[a-zA-Z0-9])?)?$")
+]
+CurrencyCode = Annotated[str, Field(max_length=3, pattern=r"^[A-Z]{3}$")]
+
+Count = Annotated[int, Field(ge=0, le=limits.QUANTITY_MAX)]
 
 
 class Model(BaseModel):
@@ -75,6 +89,18 @@ class Model(BaseModel):
         extra="forbid",
         use_attribute_docstrings=True,
     )
+
+
+_NOT_OURS: Final = frozenset(
+    {
+        "managedFields",
+        "ownerReferences",
+        "generateName",
+        "selfLink",
+        "deletionGracePeriodSeconds",
+    }
+)
+"""Metadata of Kubernetes that nobody here reads; an exported manifest has it."""
 
 
 class Metadata(Model):
@@ -93,9 +119,19 @@ class Metadata(Model):
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def leave_out_what_is_not_ours(cls, value: Any) -> Any:  # Any: what a YAML file or a server has
+        if not isinstance(value, dict):
+            return value
+        return {name: each for name, each in value.items() if name not in _NOT_OURS}
+
 
 class Resource(Model):
     """Base of all kinds: what the store needs to know of each."""
+
+    cluster_wide: ClassVar[bool] = False
+    """Whether the kind has no namespace."""
 
     api_version: Literal["gristmill.dev/v1alpha1"] = GROUP_VERSION
     kind: str
@@ -105,22 +141,48 @@ class Resource(Model):
 class Condition(Model):
     """One observation about the resource, as in every Kubernetes API."""
 
-    type: str = Field(max_length=63)
+    type: str = Field(max_length=316)
     """What is observed; at most one condition of each type."""
     status: Literal["True", "False", "Unknown"]
     """Whether it is so."""
-    reason: str = Field(max_length=63)
+    reason: str = Field(max_length=1024)
     """Why, in one word for programs."""
     message: str = Field(default="", max_length=limits.CONDITION_MESSAGE_CHARS_MAX)
     """Why, and what happens next, for people."""
     last_transition_time_us: TimeUs = Field(default=0, alias="lastTransitionTime")
     """When the status last changed."""
-    observed_generation: int = Field(default=0, ge=0)
+    observed_generation: Count = 0
     """The metadata.generation that this was observed of."""
 
 
+def list_map(*keys: str) -> dict[str, Any]:  # Any: JSON schema
+    """Extensions of a list's schema: its items are known by `keys`, so that two writers do not collide."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+SET: Final[dict[str, Any]] = {"x-kubernetes-list-type": "set"}  # Any: JSON schema
+"""Extension of a list's schema: no item twice."""
+
+Conditions = Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))]
+"""At most one of each type."""
+
+
+class ClusterResource(Resource):
+    """Base of the kinds that have no namespace."""
+
+    cluster_wide: ClassVar[bool] = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def be_in_no_namespace(cls, value: Any) -> Any:  # Any: as above
+        metadata = value.get("metadata") if isinstance(value, dict) else None
+        if not isinstance(metadata, dict):
+            return value
+        return {**value, "metadata": {**metadata, "namespace": ""}}
+
+
 class NameRef(Model):
-    """Names another of our resources."""
+    """Another resource of ours, by name."""
 
     name: ObjectName
     """Name of the resource."""
