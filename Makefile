@@ -15,6 +15,9 @@ WORKERS ?= 2
 FUZZ_CASES ?= 2000
 FUZZ := GRISTMILL_FUZZ_CASES=$(FUZZ_CASES)
 ARGS ?=
+# The test cluster's level: node, or control (API server, controllers and scheduler only).
+LEVEL ?= node
+CLUSTER := $(BIN)/python tests/cluster/cluster.py
 CODE := contracts sessions operator worker billing gateway cli recipes benchmarks scripts tests
 
 ##@ Start
@@ -40,12 +43,12 @@ demo: ## Fine-tune a small LLM (SFT, then RL) with the official SageMaker SDK an
 ##@ Check
 
 .PHONY: test
-test: setup-model ## Every test (10 to 15 minutes on 2 cores; ARGS goes to pytest)
-	@$(FUZZ) $(PYTEST) -n $(WORKERS) $(ARGS)
+test: setup-model ## Every test that needs no cluster (10 to 15 minutes on 2 cores; ARGS goes to pytest)
+	@$(FUZZ) $(PYTEST) -n $(WORKERS) -m "not cluster" $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup ## Every test but the slow ones and those that start the whole thing
-	@$(PYTEST) -n $(WORKERS) -m "not slow and not e2e" $(ARGS)
+	@$(PYTEST) -n $(WORKERS) -m "not slow and not e2e and not cluster" $(ARGS)
 
 .PHONY: lint
 lint: setup ## ruff: rules and format
@@ -67,6 +70,28 @@ imports: setup ## import-linter: which package may import which
 
 .PHONY: check
 check: lint types imports test-fast ## What to run before a commit
+
+##@ Cluster (Linux, root; docs/how-to/run-the-test-cluster.md)
+
+.PHONY: cluster-build
+cluster-build: setup ## Build the test cluster: about 10 minutes the first time, then nothing
+	@$(CLUSTER) build
+
+.PHONY: cluster
+cluster: cluster-build ## Start a real Kubernetes on this machine (LEVEL=control for one without a node)
+	@$(CLUSTER) up --level $(LEVEL)
+
+.PHONY: cluster-down
+cluster-down: setup ## Stop it and remove everything
+	@$(CLUSTER) down
+
+.PHONY: cluster-status
+cluster-status: setup ## What of it runs, and its KUBECONFIG
+	@$(CLUSTER) status
+
+.PHONY: test-cluster
+test-cluster: setup-model cluster-build ## Every test that needs the cluster (ARGS goes to pytest)
+	@PYTHON=$(BIN)/python tests/cluster/run_tests.sh $(ARGS)
 
 ##@ Prove
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+pytest_plugins = ["gristmill_testing.cluster_fixtures"]
+
 
 class PlaceScheduling(LoadScopeScheduling):
     """One unit of work is one file, or one folder that shares a running instance."""
