@@ -325,3 +325,11 @@ def test_the_facts_of_a_save(client: Client, runner: Runner) -> None:
     assert manifest["base_revision"] == runner.base.facts.revision
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (8, 16, False)
+
+
+def test_every_file_of_a_checkpoint_has_the_same_permissions(client: Client) -> None:
+    """In a pod the meter, another user of the group, reads them all."""
+    client.train([datum([1, 2, 3])])
+    saved = client.save_weights(merge=True)
+    folder = client.runner.checkpoints.folder(saved.path)
+    assert len({file.stat().st_mode for file in folder.rglob("*") if file.is_file()}) == 1

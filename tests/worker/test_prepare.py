@@ -144,3 +144,8 @@ def test_a_hugging_face_repository_is_named_as_the_hub_names_it(
     assert done.returncode == 0, done.stderr
     facts = read_facts(dest)
     assert (facts.hugging_face_id, facts.vocabulary_size) == ("lab/tiny", 512)
+
+
+def test_a_revision_is_of_a_repository_alone(llama_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="has no revisions; leave out --revision v2"):
+        prepare.prepare(str(llama_dir), tmp_path / "m", dtype="float32", revision="v2", say=print)

@@ -55,7 +55,11 @@ def _serve(settings: WorkerSettings) -> int:
     team = team_from_environment()
     if not team.leads:
         return _follow(settings, team)
-    listener = _listen(settings.socket, int(settings.socket_mode, 8))
+    mode = int(settings.socket_mode, 8)
+    if mode & 0o060:
+        # The meter, another user of our group, reads checkpoints and writes what it fetched beside them.
+        os.umask(0o007)
+    listener = _listen(settings.socket, mode)
     _give_up_network(settings, alone=team.alone)
     engine = Engine(settings, team)
     engine.start()

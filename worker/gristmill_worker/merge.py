@@ -27,3 +27,6 @@ def write_merged(base: BaseModel, adapter: Adapter, folder: Path) -> None:
     folder.mkdir(parents=True)
     base.model.save_pretrained(folder, state_dict=merged_state(base, adapter))
     base.tokenizer.save_pretrained(folder)
+    as_others = (folder / "config.json").stat().st_mode
+    for file in folder.glob("*.safetensors"):
+        file.chmod(as_others)  # safetensors makes its own private, whatever the umask

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         facts = prepare(
             given.source, given.dest, dtype=given.dtype, hugging_face_id=given.hugging_face_id,
-            say=_to_stderr,
+            revision=given.revision, say=_to_stderr,
         )  # fmt: skip
     except GristmillError as error:
         _to_stderr(error.message)
@@ -49,7 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def prepare(
-    source: str, dest: Path, *, dtype: str, hugging_face_id: str = "", say: Say
+    source: str,
+    dest: Path,
+    *,
+    dtype: str,
+    hugging_face_id: str = "",
+    revision: str = "",
+    say: Say,
 ) -> ModelFacts:
     """Prepare `dest`, or find that it is prepared.
 
@@ -68,7 +74,7 @@ def prepare(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        tokenizer_eos = _convert(source, aside, dtype, say)
+        tokenizer_eos = _convert(_locate(source, revision), source, aside, dtype, say)
         is_repository = not Path(source).exists()
         public = hugging_face_id or (source if is_repository else str(dest.resolve()))
         say("hashing the weights")
@@ -108,12 +114,14 @@ def _put_in_place(aside: Path, dest: Path) -> None:
         os.close(parent)
 
 
-def _convert(source: str, folder: Path, dtype: str, say: Say) -> int | None:
+def _convert(
+    located: tuple[str, dict[str, Any]], source: str, folder: Path, dtype: str, say: Say
+) -> int | None:
     """Write model and tokenizer; returns the tokenizer's end token."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where, options = _locate(source)
+    where, options = located
     say(f"loading {source}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
@@ -134,9 +142,13 @@ def _convert(source: str, folder: Path, dtype: str, say: Say) -> int | None:
     return eos
 
 
-def _locate(source: str) -> tuple[str, dict[str, Any]]:
+def _locate(source: str, revision: str = "") -> tuple[str, dict[str, Any]]:
     """What from_pretrained is given: a GGUF file is named by its folder and file name."""
     path = Path(source)
+    if revision and path.exists():
+        raise InvalidRequestError(
+            f"{source} is on this machine and has no revisions; leave out --revision {revision}"
+        )
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
@@ -148,7 +160,9 @@ def _locate(source: str) -> tuple[str, dict[str, Any]]:
         if path.suffix != ".gguf":
             raise InvalidRequestError(f"{source} is a file, but not a .gguf file")
         return str(path.parent), {"gguf_file": path.name}
-    return (str(path), {"local_files_only": True}) if path.is_dir() else (source, {})
+    if path.is_dir():
+        return str(path), {"local_files_only": True}
+    return source, {"revision": revision} if revision else {}
 
 
 def _unquantised(model: Any) -> Any:
@@ -171,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("dest", type=Path, help="folder to make")
     parser.add_argument("--name", default="", help="name to print; default: the folder's")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument(
+        "--revision", default="", help="branch, tag or commit of a repository; default: main"
+    )
     parser.add_argument(
         "--hugging-face-id", default="", help="what clients give AutoTokenizer; default: the "
         "repository, else the folder made",

@@ -37,7 +37,8 @@ class WorkerSettings(BaseSettings):
     snapshots_kept: int = Field(default=2, ge=2, le=16)
     """Of each session. Two, so that one that was cut off has a predecessor."""
     socket_mode: Literal["0600", "0660"] = "0600"
-    """Permissions of the socket; 0660 where the meter is another user of the same group."""
+    """Permissions of the socket; 0660 where the meter is another user of the same group, which may then
+    read and write checkpoints too."""
     network: Literal["auto", "none", "full"] = "auto"
     """none = the process gives up network sockets for good before it loads the model. auto = none, but
     full for a team of several ranks and where the system has no seccomp filter."""
