@@ -12,9 +12,11 @@ import uvicorn
 
 from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_contracts.errors import GristmillError
+from gristmill_contracts.secrets import operation_key
 from gristmill_contracts.telemetry import setup_json_logging
-from gristmill_gateway.app import make_app, make_gateway, open_http
+from gristmill_gateway.app import Gateway, make_app, make_gateway, open_http
 from gristmill_gateway.keys import load_or_create_key
+from gristmill_gateway.kubernetes_cluster import open_cluster
 from gristmill_gateway.settings import GatewaySettings
 from gristmill_sessions.local import open_local_store
 
@@ -43,9 +45,8 @@ def main() -> None:
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Serve until told to stop. Held answers are let go first, so that the end is quick."""
-    key = load_or_create_key(settings.operation_key_file)
-    gateway = make_gateway(settings, open_local_store(settings.store_path), key, open_http())
+    """Serve until told to stop. Then no new calls are asked for, held answers are let go, and it ends."""
+    gateway = open_gateway(settings)
     config = uvicorn.Config(
         make_app(gateway),
         host=settings.host,
@@ -62,10 +63,26 @@ async def serve(settings: GatewaySettings) -> None:
         gateway.begin_drain()
         server.should_exit = True
 
+    def leave() -> None:
+        gateway.begin_leave()
+        logger.info("gateway_leaves", extra={"after_s": settings.leave_s})
+        loop.call_later(settings.leave_s, end)
+
+    loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signal_number, end)
+        loop.add_signal_handler(signal_number, leave)
     await server.serve()
     logger.info("gateway_stopped")
+
+
+def open_gateway(settings: GatewaySettings) -> Gateway:
+    """Over the store that the settings name."""
+    if settings.store == "local":
+        key = load_or_create_key(settings.operation_key_file)
+        return make_gateway(settings, open_local_store(settings.store_path), key, open_http())
+    cluster = open_cluster(settings)
+    key = operation_key(cluster.key)
+    return make_gateway(settings, cluster.store, key, open_http(), cluster=cluster)
 
 
 if __name__ == "__main__":

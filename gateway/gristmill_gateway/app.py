@@ -14,8 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from gristmill_gateway.access import OwnersAccess
 from gristmill_gateway.accounts import Accounts
 from gristmill_gateway.auth import Authenticator, utc_now
+from gristmill_gateway.cluster import Cluster
 from gristmill_gateway.directory import Directory
 from gristmill_gateway.front import FrontDoor
 from gristmill_gateway.keys import derived_key
@@ -25,7 +27,7 @@ from gristmill_gateway.meters import Meters
 from gristmill_gateway.metrics import Metrics
 from gristmill_gateway.s3 import S3Wire
 from gristmill_gateway.s3_front import S3Front
-from gristmill_gateway.s3_store import LocalArtifactStore
+from gristmill_gateway.s3_store import ArtifactStore, LocalArtifactStore
 from gristmill_gateway.sagemaker.context import RuntimeContext
 from gristmill_gateway.sagemaker.json_wire import JsonWire
 from gristmill_gateway.sagemaker.runtime_wire import RuntimeWire
@@ -47,14 +49,21 @@ class Gateway:
     context: RuntimeContext
     front: FrontDoor
     http: aiohttp.ClientSession
+    cluster: Cluster | None = None
+    leaving: bool = False
+    """Told to end: new calls are still answered, and asked to come on another connection."""
+
+    def begin_leave(self) -> None:
+        """Be ready no longer, so that whoever shares out calls sends no more of them."""
+        self.leaving = True
 
     def begin_drain(self) -> None:
         """Let held answers go: their clients ask again."""
         self.context.draining.set()
 
     async def missing(self) -> list[str]:
-        """What does not answer: `store`, `ledger`."""
-        absent = []
+        """What does not answer: `store`, `ledger`, and `watch of <kind>` for what is read as it was."""
+        absent = [] if self.cluster is None else self.cluster.away()
         try:
             await asyncio.to_thread(self.context.store.revision)
         except Exception as error:  # noqa: BLE001 # Whatever is wrong with the store, it is not ready.
@@ -76,11 +85,13 @@ def make_gateway(
     store: ResourceStore,
     key: bytes,
     http: aiohttp.ClientSession,
+    *,
     clock: Callable[[], datetime] = utc_now,
+    cluster: Cluster | None = None,
 ) -> Gateway:
-    """key: of the operation key file; every other key is derived from it."""
-    directory = Directory(store)
-    ledger = LedgerClient(http, settings.ledger_url)
+    """key: what operation ids and page tokens are signed with, each with a key derived from it."""
+    directory = Directory(store, None if cluster is None else cluster.tenancy)
+    ledger = LedgerClient(http, settings.ledger_url, None if cluster is None else cluster.key)
     metrics = Metrics()
     context = RuntimeContext(
         store=store,
@@ -91,8 +102,10 @@ def make_gateway(
         operation_key=derived_key(key, "operation-id"),
         token_key=derived_key(key, "page-token"),
         result_wait_s=settings.result_wait_s,
+        access=OwnersAccess() if cluster is None else cluster.access,
+        stop_by_annotation=cluster is not None,
     )
-    artifacts = LocalArtifactStore(settings.artifacts_dir)
+    artifacts: ArtifactStore = LocalArtifactStore(settings.artifacts_dir)
     front = FrontDoor(
         authenticator=Authenticator(
             directory=directory,
@@ -104,9 +117,10 @@ def make_gateway(
         runtime=RuntimeWire(context),
         s3=S3Front(S3Wire(artifacts, derived_key(key, "s3-token"))),
         metrics=metrics,
+        trust_forwarded_host=settings.trust_forwarded_host,
     )
     metrics.watch(lambda: front.bodies.held_bytes)
-    return Gateway(settings=settings, context=context, front=front, http=http)
+    return Gateway(settings=settings, context=context, front=front, http=http, cluster=cluster)
 
 
 def open_http() -> aiohttp.ClientSession:
@@ -120,8 +134,12 @@ def make_app(gateway: Gateway) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if gateway.cluster is not None:
+            gateway.cluster.start()
         yield
         gateway.begin_drain()
+        if gateway.cluster is not None:
+            await gateway.cluster.stop()
         await gateway.http.close()
 
     app = FastAPI(
@@ -144,6 +162,8 @@ def make_app(gateway: Gateway) -> FastAPI:
             await app.router.not_found(scope, receive, send)
             return
         response = await everything(Request(scope, receive))
+        if gateway.leaving:
+            response.headers["connection"] = "close"
         await response(scope, receive, send)
 
     # No route: its pattern would let a path with a newline through to an answer that is no wire's.
@@ -158,7 +178,8 @@ async def _healthz(_gateway: Gateway) -> Response:
 async def _readyz(gateway: Gateway) -> Response:
     """Ready once the store can be read; a ledger that is away is named, and most calls go on."""
     missing = await gateway.missing()
-    ready = "store" not in missing and not gateway.context.draining.is_set()
+    ending = gateway.leaving or gateway.context.draining.is_set()
+    ready = "store" not in missing and not ending
     return JSONResponse({"ready": ready, "missing": missing}, 200 if ready else 503)
 
 

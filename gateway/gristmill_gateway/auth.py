@@ -79,4 +79,5 @@ class Authenticator:
             region=claim.region,
             invocation_id=request.value("amz-sdk-invocation-id") or "",
             as_of=as_of,
+            service_account=key.service_account,
         )

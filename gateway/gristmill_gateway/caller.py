@@ -9,7 +9,8 @@ from gristmill_gateway.sagemaker.arns import Scope
 class Caller:
     """region: what the request was signed for. invocation_id: the same in every retry of one call.
 
-    as_of: when the request arrived (monotonic seconds), for `directory`.
+    as_of: when the request arrived (monotonic seconds), for `directory`. service_account: whose rights
+    the caller has; empty = all of the tenant's.
     """
 
     tenant: str
@@ -17,6 +18,7 @@ class Caller:
     region: str
     invocation_id: str = ""
     as_of: float | None = None
+    service_account: str = ""
 
     @property
     def scope(self) -> Scope:

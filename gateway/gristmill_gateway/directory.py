@@ -16,6 +16,8 @@ from gristmill_contracts.errors import NotFoundError
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
+from gristmill_gateway.object_names import object_name
+from gristmill_gateway.tenancy import NamedTenancy, Tenancy
 from gristmill_sessions.identity import session_name, session_uid
 from gristmill_sessions.port import ResourceStore
 
@@ -46,8 +48,9 @@ class _Known:
 class Directory:
     """Reads through to `store`, rows in threads. To be used on one event loop alone."""
 
-    def __init__(self, store: ResourceStore) -> None:
+    def __init__(self, store: ResourceStore, tenancy: Tenancy | None = None) -> None:
         self._store = store
+        self._tenancy = tenancy or NamedTenancy()
         self._known = _Known(-1, {})
         self._checked_at = 0.0
         """The store was at `_known.revision` at this time or later."""
@@ -61,12 +64,23 @@ class Directory:
     async def base_model(self, name: str, as_of: float | None = None) -> BaseModelResource | None:
         return (await self._ask(("models",), self._models, as_of)).get(name)
 
+    async def namespace(self, tenant: str, as_of: float | None = None) -> str:
+        """Where the tenant's sessions lie. Raises UnavailableError while that is nowhere."""
+        known = await self._ask(("namespaces",), self._tenancy.namespaces, as_of)
+        return known.get(tenant) or self._tenancy.missing(tenant)
+
     async def session(
         self, tenant: str, name: str, as_of: float | None = None
     ) -> TrainingSession | None:
         """The tenant's session that is called `name`."""
-        question = ("sessions", tenant)
-        return (await self._ask(question, lambda: self._sessions(tenant), as_of)).get(name)
+        namespace = await self.namespace(tenant, as_of)
+        question = ("sessions", namespace)
+        found = (await self._ask(question, lambda: self._sessions(namespace), as_of)).get(name)
+        if found is not None:
+            return found
+        # A list may be a moment old where several gateways make sessions; a read by name is not.
+        named = ("session", namespace, name)
+        return await self._ask(named, lambda: self._named(namespace, name), as_of)
 
     async def session_object(
         self, namespace: str, name: str, as_of: float | None = None
@@ -115,10 +129,17 @@ class Directory:
     def _models(self) -> dict[str, BaseModelResource]:
         return {model.metadata.name: model for model in self._store.list(BaseModelResource)}
 
-    def _sessions(self, tenant: str) -> dict[str, TrainingSession]:
+    def _sessions(self, namespace: str) -> dict[str, TrainingSession]:
         # Reversed: of two with one name, which the admission refuses, the older is meant.
-        sessions = reversed(self._store.list(TrainingSession, tenant))
+        sessions = reversed(self._store.list(TrainingSession, namespace))
         return {session_name(session): session for session in sessions}
+
+    def _named(self, namespace: str, name: str) -> TrainingSession | None:
+        try:
+            found = self._store.get(TrainingSession, namespace, object_name(name))
+        except NotFoundError:
+            return None
+        return found if session_name(found) == name else None
 
     def _endpoint(self, session: TrainingSession) -> Endpoint | None:
         meta = session.metadata

@@ -37,13 +37,15 @@ class FrontDoor:
     runtime: Wire
     s3: Wire
     metrics: Metrics
+    trust_forwarded_host: bool = False
+    """Signatures are over X-Forwarded-Host where there is one."""
     bodies: BodyReader = field(default_factory=BodyReader)
     open_requests: int = 0
 
     async def answer(self, connection: Request) -> Response:
         started = time.perf_counter()
         call = Call(
-            request=signed_request(connection),
+            request=signed_request(connection, trust_forwarded_host=self.trust_forwarded_host),
             request_id=str(uuid.uuid4()),
             connection=connection,
         )
@@ -101,15 +103,24 @@ class FrontDoor:
         return self.runtime
 
 
-def signed_request(connection: Request) -> SignedRequest:
-    """The request as it came over the wire, nothing decoded."""
+def signed_request(connection: Request, *, trust_forwarded_host: bool = False) -> SignedRequest:
+    """The request as the client signed it, nothing decoded.
+
+    trust_forwarded_host: Host is what a proxy before us says that it was.
+    """
     scope = connection.scope
     raw_path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
+    forwarded = next((value for name, value in headers if name == "x-forwarded-host"), "")
+    if trust_forwarded_host and forwarded:
+        # A chain of proxies appends: the first is what the client said.
+        host = forwarded.partition(",")[0].strip()
+        headers = [(name, host if name == "host" else value) for name, value in headers]
     return SignedRequest(
         method=scope["method"],
         path=raw_path.partition(b"?")[0].decode("latin-1"),
         query=scope["query_string"].decode("latin-1"),
-        headers=[(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]],
+        headers=headers,
     )
 
 

@@ -8,9 +8,11 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from gristmill_contracts import secrets
 from gristmill_contracts.errors import GristmillError, UnavailableError, error_from
 from gristmill_contracts.http import (
     CONTENT_TYPE,
+    SERVICE_HEADER,
     Checkpoint,
     CheckpointGroup,
     CheckpointPage,
@@ -33,9 +35,13 @@ class LedgerClient:
     else what the ledger reported, from the tree in `contracts.errors`.
     """
 
-    def __init__(self, http_session: aiohttp.ClientSession, base_url: str) -> None:
+    def __init__(
+        self, http_session: aiohttp.ClientSession, base_url: str, cluster_key: bytes | None = None
+    ) -> None:
+        """cluster_key: of a cluster, whose ledger asks its callers for their secret."""
         self._http = http_session
         self._base_url = base_url.rstrip("/")
+        self._headers = {"Content-Type": CONTENT_TYPE, **service_headers(cluster_key)}
 
     async def put_tenant(self, tenant: str) -> TenantAccount:
         """The tenant's account; the first call allocates its 12-digit id."""
@@ -110,7 +116,7 @@ class LedgerClient:
                 self._base_url + path,
                 params=query,
                 data=None if message is None else msgspec.msgpack.encode(message),
-                headers={"Content-Type": CONTENT_TYPE},
+                headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
             ) as response:
                 answer = await response.read()
@@ -122,6 +128,14 @@ class LedgerClient:
                 f"the ledger at {self._base_url} did not answer {path} ({type(error).__name__}); "
                 "try again shortly"
             ) from error
+
+
+def service_headers(cluster_key: bytes | None) -> dict[str, str]:
+    """What a gateway shows the ledger; nothing where no cluster key is."""
+    if cluster_key is None:
+        return {}
+    secret = secrets.service_secret(cluster_key, "gateway")
+    return {"Authorization": f"Bearer {secret}", SERVICE_HEADER: "gateway"}
 
 
 def _part(name: str) -> str:

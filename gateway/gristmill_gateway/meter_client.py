@@ -19,6 +19,8 @@ from gristmill_contracts.errors import (
 from gristmill_contracts.http import (
     ATTEMPT_HEADER,
     CONTENT_TYPE,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
     OperationView,
     Problem,
     Refuse,
@@ -35,6 +37,10 @@ T = TypeVar("T")
 ANSWER_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 5.0
 VIEW_TIMEOUT_S: Final = 2.0
+SERVED_PROTOCOLS: Final = tuple(
+    str(version) for version in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
+)
+"""Ours, the one before, and the one after: where a meter is newer, it is the meter that serves ours."""
 CHUNK_BYTES_MAX: Final = 16 * 2**20
 _LENGTH: Final = struct.Struct("<I")
 _LOST: Final = (aiohttp.ClientError, TimeoutError, OSError)
@@ -85,6 +91,7 @@ class MeterClient:
                 headers=_headers(endpoint),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             ) as response:
+                _check_protocol(response)
                 if not response.ok:
                     raise reported(response.status, await response.read())
                 yield _chunks(response.content)
@@ -111,6 +118,7 @@ class MeterClient:
                     total=timeout_s, sock_connect=min(timeout_s, CONNECT_TIMEOUT_S)
                 ),
             ) as response:
+                _check_protocol(response)
                 answer = await response.read()
                 status = response.status
         except _LOST as error:
@@ -151,6 +159,17 @@ def reported(status: int, answer: bytes) -> GristmillError:
     return error_from(problem.code, problem.message)
 
 
+def _check_protocol(response: aiohttp.ClientResponse) -> None:
+    """Raises UnavailableError for a meter too old or too new. One that says nothing is the one before."""
+    said = response.headers.get(PROTOCOL_HEADER, str(PROTOCOL_VERSION - 1))
+    if said not in SERVED_PROTOCOLS:
+        raise UnavailableError(
+            f"the session's meter speaks version {said[:20]!r} of the protocol, and this gateway "
+            f"{' and '.join(SERVED_PROTOCOLS)}: restart the session with the annotation "
+            "gristmill.dev/restart, or upgrade the gateway"
+        )
+
+
 def _url(endpoint: Endpoint, path: str) -> str:
     return f"{endpoint.url.rstrip('/')}/v1/sessions/{endpoint.session}{path}"
 
@@ -159,6 +178,7 @@ def _headers(endpoint: Endpoint) -> dict[str, str]:
     return {
         "Authorization": f"Bearer {endpoint.secret}",
         ATTEMPT_HEADER: str(endpoint.attempt),
+        PROTOCOL_HEADER: str(PROTOCOL_VERSION),
         "Content-Type": CONTENT_TYPE,
     }
 

@@ -29,6 +29,12 @@ class TooLargeError(GristmillError):
     code = "too_large"
 
 
+class LimitExceededError(GristmillError):
+    """A quota of the tenant has no room for it."""
+
+    code = "limit_exceeded"
+
+
 class UnknownOperationError(GristmillError):
     """A request for what this service does not have."""
 
@@ -61,6 +67,7 @@ _CONTROL: Final[dict[str, Row]] = {
     "conflict": ("ResourceInUse", 400),
     "fenced": ("ResourceInUse", 400),
     "forbidden": ("AccessDeniedException", 400),
+    "limit_exceeded": ("ResourceLimitExceeded", 400),
     "overloaded": ("ThrottlingException", 400),
     "unavailable": ("ServiceUnavailable", 503),
     "log_full": ("ServiceUnavailable", 503),

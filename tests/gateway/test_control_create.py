@@ -26,7 +26,8 @@ from gristmill_contracts.session import (
     TrainingSessionSpec,
 )
 from gristmill_contracts.tenant import Tenant, TenantSpec
-from gristmill_gateway.sagemaker import arns, control
+from gristmill_gateway.object_names import object_name
+from gristmill_gateway.sagemaker import control
 from gristmill_testing.control_plane import (
     ACCOUNT,
     REGION,
@@ -111,15 +112,15 @@ async def test_without_a_group_the_shared_one_is_made(plane: FakeContext) -> Non
 
 @pytest.mark.parametrize("name", ["run-1", "0run", "a", "a" * 40])
 def test_a_name_that_is_a_dns_label_names_the_object(name: str) -> None:
-    assert arns.object_name(name) == name
+    assert object_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["a" * 41, "Run-1", "run-", "a" * 62 + "Z"])
 async def test_a_name_that_is_no_dns_label_becomes_a_hash(name: str) -> None:
-    made = arns.object_name(name)
+    made = object_name(name)
     assert made.startswith("ts-")
     assert len(made) == 29
-    assert arns.object_name(made) == made
+    assert object_name(made) == made
 
 
 async def test_a_session_whose_object_has_another_name_keeps_its_own(plane: FakeContext) -> None:
@@ -127,7 +128,7 @@ async def test_a_session_whose_object_has_another_name_keeps_its_own(plane: Fake
     assert arn.endswith("training-session/Run-1")
     (session,) = stored(plane)
     assert session.spec.display_name == "Run-1"
-    assert session.metadata.name == arns.object_name("Run-1")
+    assert session.metadata.name == object_name("Run-1")
 
 
 async def test_a_base_model_is_found_by_name_or_by_its_hugging_face_id(plane: FakeContext) -> None:

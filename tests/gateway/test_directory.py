@@ -60,15 +60,15 @@ def secret(name: str, uid: str, attempt: int = 1) -> EndpointSecret:
 async def test_a_session_is_found_by_its_display_name_in_its_own_tenant(
     store: CountingStore,
 ) -> None:
-    store.create(session("ts-abc", "Run.1"))
+    store.create(session("ts-abc", "Run-One"))
     store.create(session("plain"))
     directory = Directory(store)
-    found = await directory.session("acme", "Run.1")
+    found = await directory.session("acme", "Run-One")
     assert found is not None
     assert found.metadata.name == "ts-abc"
     assert await directory.session("acme", "plain") is not None
     assert await directory.session("acme", "ts-abc") is None
-    assert await directory.session("rival", "Run.1") is None
+    assert await directory.session("rival", "Run-One") is None
     assert await directory.session_object("acme", "ts-abc") == found
     assert await directory.session_object("rival", "ts-abc") is None
 

@@ -4,12 +4,9 @@ The account field is the tenant's 12-digit account id. The region is whatever th
 we run in one place, so a region in an ARN is carried along and never decides anything.
 """
 
-import base64
-import hashlib
 import re
 from typing import Final, NamedTuple
 
-from gristmill_contracts import limits
 from gristmill_contracts.errors import ForbiddenError, InvalidRequestError
 
 HUB_NAME: Final = "SageMakerPublicHub"
@@ -32,7 +29,6 @@ _HUB: Final = re.compile(
     r"(?:arn:[a-z0-9.-]{1,63}:sagemaker:[a-zA-Z0-9]+(?:-[a-zA-Z0-9]+)+:(?:[0-9]{12}|aws):hub/)?"
     + f"({_NAME})"
 )
-_DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 
 
 class Scope(NamedTuple):
@@ -129,14 +125,6 @@ def parse_hub(text: str) -> str:
             f"HubName {text!r} is neither a hub's name nor its ARN; use {HUB_NAME}"
         )
     return match.group(1)
-
-
-def object_name(session_name: str) -> str:
-    """The resource's name: the session's own if it is a DNS label that fits, else a hash of it."""
-    if len(session_name) <= limits.OBJECT_NAME_CHARS_MAX and _DNS_LABEL.fullmatch(session_name):
-        return session_name
-    digest = hashlib.sha256(session_name.encode()).digest()[:16]
-    return "ts-" + base64.b32encode(digest).decode().rstrip("=").lower()
 
 
 def _check_account(text: str, found: str | None, account_id: str) -> None:

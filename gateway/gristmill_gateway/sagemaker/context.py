@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from gristmill_contracts import limits
 from gristmill_contracts.http import SessionView
 from gristmill_contracts.session import TrainingSession
+from gristmill_gateway.access import Access, OwnersAccess
 from gristmill_gateway.directory import Directory
 from gristmill_gateway.ledger_client import LedgerClient
 from gristmill_gateway.meters import Meters
@@ -27,8 +28,13 @@ class RuntimeContext:
     metrics: Metrics
     operation_key: bytes
     token_key: bytes
+    access: Access = field(default_factory=OwnersAccess)
+    stop_by_annotation: bool = False
     result_wait_s: float = limits.RESULT_WAIT_S_MAX
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def namespace(self, tenant: str) -> str:
+        return await self.directory.namespace(tenant)
 
     async def session_view(self, session: TrainingSession) -> SessionView | None:
         """What the session's meter says now; None where there is no meter or it cannot be reached."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from gristmill_contracts import limits
@@ -19,6 +20,8 @@ from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.usage import Counts
 from gristmill_gateway import locations
+from gristmill_gateway.access import Verb
+from gristmill_gateway.object_names import object_name
 from gristmill_gateway.sagemaker import arns, control_pages, control_session, hub
 from gristmill_gateway.sagemaker.control_context import Caller, Context
 from gristmill_gateway.sagemaker.control_fields import check_tags, read_request
@@ -47,12 +50,14 @@ async def create_training_session(context: Context, caller: Caller, body: Body) 
     """Create or attach, then hold the answer until the session takes operations or the wait is over."""
     request = read_request(CreateTrainingSession, "CreateTrainingSession", body)
     _check_request(request)
+    namespace = await context.namespace(caller.tenant)
+    await context.access.check(caller.service_account, "create", namespace)
     tenant = await find_tenant(context, caller.tenant)
     if tenant is not None and tenant.spec.suspended:
         raise ForbiddenError(
             f"tenant {caller.tenant!r} is suspended: no session can be created until an operator lifts it"
         )
-    wanted = await _wanted_session(context, caller, request)
+    wanted = await _wanted_session(context, caller, request, namespace)
     session = await _create_or_attach(context, caller, wanted, default_bucket(tenant))
     await _hold_until_it_serves(context, session)
     return {"TrainingSessionArn": arns.session_arn(caller.scope, session_name(session))}
@@ -70,7 +75,7 @@ def _check_request(request: CreateTrainingSession) -> None:
 
 
 async def _wanted_session(
-    context: Context, caller: Caller, request: CreateTrainingSession
+    context: Context, caller: Caller, request: CreateTrainingSession, namespace: str
 ) -> TrainingSession:
     base = arns.parse_base_model(request.model_config_.base_model_arn)
     model = hub.find_model(base, await list_models(context))
@@ -83,6 +88,7 @@ async def _wanted_session(
     return control_session.build_session(
         request,
         tenant=caller.tenant,
+        namespace=namespace,
         model=model.metadata.name,
         group=group,
         uid=new_session_uid(),
@@ -100,22 +106,22 @@ async def _create_or_attach(
     context: Context, caller: Caller, wanted: TrainingSession, bucket: str
 ) -> TrainingSession:
     """Raises ConflictError naming what differs from the session that has the name."""
-    name = session_name(wanted)
-    existing = control_session.find_session(await _list(context, caller.tenant), name)
+    name, namespace = session_name(wanted), wanted.metadata.namespace
+    existing = await find_session(context, namespace, name)
     if existing is None:
         try:
             created = await asyncio.to_thread(context.store.create, wanted)
         except ConflictError:
             # Somebody else was faster: judge against what they made.
-            existing = control_session.find_session(await _list(context, caller.tenant), name)
+            existing = await find_session(context, namespace, name)
             if existing is None:
                 raise
         else:
-            logger.info("session_created", extra=_extra(created))
+            logger.info("session_created", extra=_extra(caller, created))
             return created
     view = await context.session_view(existing)
     control_session.check_attach(existing, wanted, caller.scope.account_id, bucket, view)
-    logger.info("session_attached", extra=_extra(existing))
+    logger.info("session_attached", extra=_extra(caller, existing))
     return existing
 
 
@@ -144,16 +150,16 @@ async def _hold_until_it_serves(context: Context, session: TrainingSession) -> N
 
 async def describe_training_session(context: Context, caller: Caller, body: Body) -> Body:
     request = read_request(NamedSession, "DescribeTrainingSession", body)
-    session = await require_session(context, caller.tenant, request.training_session_name)
+    session = await _permitted_session(context, caller, "get", request.training_session_name)
     tenant = await find_tenant(context, caller.tenant)
     view = await context.session_view(session)
-    usage = await settled_usage(context, session, view)
+    usage = await settled_usage(context, caller.tenant, session, view)
     detail = control_session.describe(session, caller.scope, default_bucket(tenant), view, usage)
     return {"TrainingSessionDetail": detail}
 
 
 async def settled_usage(
-    context: Context, session: TrainingSession, view: SessionView | None
+    context: Context, tenant: str, session: TrainingSession, view: SessionView | None
 ) -> Counts | None:
     """Exact tokens of the session so far: what its meter settled, posted or about to be.
 
@@ -166,7 +172,7 @@ async def settled_usage(
         return None
     uid = session_uid(session)
     try:
-        return await context.ledger.session_usage(session.metadata.namespace, uid)
+        return await context.ledger.session_usage(tenant, uid)
     except UnavailableError:
         return None
 
@@ -176,7 +182,9 @@ async def list_training_sessions(context: Context, caller: Caller, body: Body) -
     request = read_request(ListTrainingSessions, "ListTrainingSessions", body)
     plain = request.model_copy(update={"next_token": None, "max_results": None})
     question = (caller.tenant, "ListTrainingSessions", plain)
-    found = control_session.choose(await _list(context, caller.tenant), request)
+    namespace = await context.namespace(caller.tenant)
+    await context.access.check(caller.service_account, "list", namespace)
+    found = control_session.choose(await _list(context, namespace), request)
     if request.next_token is not None:
         kinds = (int, str)
         place = control_pages.read_token(context.token_key, question, request.next_token, kinds)
@@ -198,15 +206,17 @@ async def stop_training_session(context: Context, caller: Caller, body: Body) ->
     request = read_request(NamedSession, "StopTrainingSession", body)
     name = request.training_session_name
     for _ in range(UPDATE_TRIES_MAX):
-        session = await require_session(context, caller.tenant, name)
+        session = await _permitted_session(context, caller, "patch", name)
         status = control_session.reported_status(session, await context.session_view(session))
         control_session.check_stop(name, status)
-        spec = session.spec.model_copy(update={"desired_state": "Stopped"})
+        wish = control_session.with_stop_wish(
+            session, by_annotation=context.stop_by_annotation, now=datetime.now(UTC)
+        )
         try:
-            await asyncio.to_thread(context.store.update, session.model_copy(update={"spec": spec}))
+            await asyncio.to_thread(context.store.update, wish)
         except ConflictError:
             continue
-        logger.info("session_stop_requested", extra=_extra(session))
+        logger.info("session_stop_requested", extra=_extra(caller, session))
         return {}
     raise UnavailableError(
         f"training session {name} is changing too fast to be stopped now; try again"
@@ -216,7 +226,7 @@ async def stop_training_session(context: Context, caller: Caller, body: Body) ->
 async def delete_training_session(context: Context, caller: Caller, body: Body) -> Body:
     request = read_request(NamedSession, "DeleteTrainingSession", body)
     name = request.training_session_name
-    session = await require_session(context, caller.tenant, name)
+    session = await _permitted_session(context, caller, "delete", name)
     status = control_session.reported_status(session, await context.session_view(session))
     if control_session.check_delete(name, status):
         meta = session.metadata
@@ -226,13 +236,13 @@ async def delete_training_session(context: Context, caller: Caller, body: Body) 
             )
         except NotFoundError:
             return {}
-        logger.info("session_delete_requested", extra=_extra(session))
+        logger.info("session_delete_requested", extra=_extra(caller, session))
     return {}
 
 
-def _extra(session: TrainingSession) -> dict[str, str]:
+def _extra(caller: Caller, session: TrainingSession) -> dict[str, str]:
     return {
-        "tenant": session.metadata.namespace,
+        "tenant": caller.tenant,
         "session": session_name(session),
         "session_uid": session_uid(session),
     }
@@ -241,23 +251,34 @@ def _extra(session: TrainingSession) -> dict[str, str]:
 # --- store ---------------------------------------------------------------------------------------
 
 
-async def require_session(context: Context, tenant: str, name: str) -> TrainingSession:
-    """The tenant's session of that name on this wire. Raises NotFoundError."""
+async def _permitted_session(
+    context: Context, caller: Caller, verb: Verb, name: str
+) -> TrainingSession:
+    """The caller's session of that name, if it may do this to it. Raises ForbiddenError, NotFoundError."""
+    namespace = await context.namespace(caller.tenant)
+    found = await find_session(context, namespace, name)
+    # Asked before it is told whether there is one: who may not look is told nothing.
+    about = object_name(name) if found is None else found.metadata.name
+    await context.access.check(caller.service_account, verb, namespace, about)
+    if found is None:
+        raise NotFoundError(
+            f"Training session {name} does not exist; ListTrainingSessions shows what does"
+        )
+    return found
+
+
+async def find_session(context: Context, namespace: str, name: str) -> TrainingSession | None:
+    """The session of that name on this wire."""
     try:
         session = await asyncio.to_thread(
-            context.store.get, TrainingSession, tenant, arns.object_name(name)
+            context.store.get, TrainingSession, namespace, object_name(name)
         )
         if session_name(session) == name:
             return session
     except NotFoundError:
         pass
     # An applied session may have a display name that its object name does not follow from.
-    found = control_session.find_session(await _list(context, tenant), name)
-    if found is None:
-        raise NotFoundError(
-            f"Training session {name} does not exist; ListTrainingSessions shows what does"
-        )
-    return found
+    return control_session.find_session(await _list(context, namespace), name)
 
 
 async def find_tenant(context: Context, name: str) -> Tenant | None:
@@ -270,8 +291,8 @@ def default_bucket(tenant: Tenant | None) -> str:
     return "" if tenant is None else tenant.spec.default_bucket
 
 
-async def _list(context: Context, tenant: str) -> list[TrainingSession]:
-    return await asyncio.to_thread(context.store.list, TrainingSession, tenant)
+async def _list(context: Context, namespace: str) -> list[TrainingSession]:
+    return await asyncio.to_thread(context.store.list, TrainingSession, namespace)
 
 
 async def _read(context: Context, session: TrainingSession) -> TrainingSession:

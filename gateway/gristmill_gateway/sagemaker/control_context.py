@@ -4,6 +4,7 @@ from typing import Protocol
 
 from gristmill_contracts.http import SessionView
 from gristmill_contracts.session import TrainingSession
+from gristmill_gateway.access import Access
 from gristmill_gateway.ledger_client import LedgerClient
 from gristmill_gateway.sagemaker.arns import Scope
 from gristmill_sessions.port import ResourceStore
@@ -14,6 +15,11 @@ class Caller(Protocol):
 
     @property
     def tenant(self) -> str: ...
+    @property
+    def service_account(self) -> str:
+        """Whose rights the caller has; empty = all of the tenant's."""
+        ...
+
     @property
     def scope(self) -> Scope: ...
     @property
@@ -30,6 +36,17 @@ class Context(Protocol):
     @property
     def token_key(self) -> bytes:
         """Signs NextTokens."""
+        ...
+
+    @property
+    def access(self) -> Access: ...
+    @property
+    def stop_by_annotation(self) -> bool:
+        """A stop is asked for by annotation, not in the spec."""
+        ...
+
+    async def namespace(self, tenant: str) -> str:
+        """Where the tenant's sessions lie. Raises UnavailableError while that is nowhere."""
         ...
 
     async def session_view(self, session: TrainingSession) -> SessionView | None:

@@ -6,6 +6,7 @@ it reports a wish to stop or delete at once, before anybody acted on it.
 """
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, Final
 
 from gristmill_contracts import conditions, labels
@@ -23,6 +24,7 @@ from gristmill_contracts.session import (
 )
 from gristmill_contracts.usage import Counts
 from gristmill_gateway import locations
+from gristmill_gateway.object_names import object_name
 from gristmill_gateway.sagemaker import arns
 from gristmill_gateway.sagemaker.arns import Scope
 from gristmill_gateway.sagemaker.control_validate import (
@@ -55,6 +57,7 @@ def build_session(
     request: CreateTrainingSession,
     *,
     tenant: str,
+    namespace: str,
     model: str,
     group: str,
     uid: SessionUid,
@@ -71,7 +74,12 @@ def build_session(
         labels.SAGEMAKER_REQUEST: kept.model_dump_json(by_alias=True, exclude_none=True),
     }
     return TrainingSession(
-        metadata=Metadata(name=arns.object_name(name), namespace=tenant, annotations=annotations),
+        metadata=Metadata(
+            name=object_name(name),
+            namespace=namespace,
+            labels={labels.TENANT: tenant},
+            annotations=annotations,
+        ),
         spec=TrainingSessionSpec(
             display_name=name,
             client_token=token,
@@ -180,12 +188,12 @@ def reported_status(session: TrainingSession, view: SessionView | None) -> State
     state = session.status.state
     if session.metadata.deletion_time_us is not None:
         return "DeletionFailed" if state == "DeletionFailed" else "Deleting"
-    if state == "Expired" and session.spec.desired_state == "Stopped":
+    if state == "Expired" and stop_wanted(session):
         # The SDK's delete(stop_if_active=True) waits for Stopped, Failed or DeletionFailed alone.
         return "Stopped"
     if state in ENDED or state in ("Deleting", "DeletionFailed"):
         return state
-    if session.spec.desired_state == "Stopped":
+    if stop_wanted(session):
         return "Stopping"
     if state in ("Created", "Scheduled") and takes_operations(session):
         state = "Running"
@@ -202,6 +210,25 @@ def _state_at_meter(state: State, view: SessionView) -> State:
         return "Blocked"
     unblocked = state == "Blocked" and view.state == "Serving"
     return "Running" if unblocked else state
+
+
+def stop_wanted(session: TrainingSession) -> bool:
+    """Somebody asked for its end, in the spec or, as this wire does in a cluster, by annotation."""
+    asked = labels.STOP_REQUESTED in session.metadata.annotations
+    return asked or session.spec.desired_state == "Stopped"
+
+
+def with_stop_wish(
+    session: TrainingSession, *, by_annotation: bool, now: datetime
+) -> TrainingSession:
+    """The session as its stop asks for it. by_annotation: whoever keeps specs in git would take back the other."""
+    if not by_annotation:
+        spec = session.spec.model_copy(update={"desired_state": "Stopped"})
+        return session.model_copy(update={"spec": spec})
+    asked = {labels.STOP_REQUESTED: now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    annotations = session.metadata.annotations | asked
+    metadata = session.metadata.model_copy(update={"annotations": annotations})
+    return session.model_copy(update={"metadata": metadata})
 
 
 def check_stop(name: str, status: State) -> None:

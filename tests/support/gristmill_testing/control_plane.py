@@ -12,6 +12,7 @@ from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
 from gristmill_contracts.resources import Condition, Metadata
 from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.usage import Counts
+from gristmill_gateway.access import Access, OwnersAccess
 from gristmill_gateway.ledger_client import LedgerClient
 from gristmill_gateway.sagemaker.arns import Scope
 from gristmill_sessions.identity import session_uid
@@ -28,6 +29,7 @@ class FakeCaller:
     tenant: str = "acme"
     account_id: str = ACCOUNT
     invocation_id: str = ""
+    service_account: str = ""
 
     @property
     def scope(self) -> Scope:
@@ -43,6 +45,11 @@ class FakeContext:
     ledger_admin: ledger_support.LedgerClient
     token_key: bytes = b"key"
     views: dict[str, SessionView] = field(default_factory=dict)
+    access: Access = field(default_factory=OwnersAccess)
+    stop_by_annotation: bool = False
+
+    async def namespace(self, tenant: str) -> str:
+        return tenant
 
     async def session_view(self, session: TrainingSession) -> SessionView | None:
         return self.views.get(session_uid(session))
