@@ -30,7 +30,9 @@ def healthy(part, url):
                 return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise SystemExit(f"{part} is not ready: {error}; see `kubectl logs deployment/gristmill-{part}`") from error
+                raise SystemExit(
+                    f"{part} is not ready: {error}; see `kubectl logs deployment/gristmill-{part}`"
+                ) from error
             time.sleep(1)
 
 
@@ -62,7 +64,9 @@ def wait_for(what, deadline, look):
         if found is not None:
             return found
         if time.monotonic() > deadline:
-            raise SystemExit(f"{what} took longer than {TIMEOUT_S:.0f} s: `kubectl describe gms {NAME} -n {NAMESPACE}`")
+            raise SystemExit(
+                f"{what} took longer than {TIMEOUT_S:.0f} s: `kubectl describe gms {NAME} -n {NAMESPACE}`"
+            )
         time.sleep(1)
 
 
@@ -74,7 +78,10 @@ def state_that_tells():
     status = session.get("status", {})
     state = status.get("state", "Created")
     if state in ENDED:
-        reasons = [f"{c['type']}={c['status']} {c['reason']}: {c.get('message', '')}" for c in status.get("conditions", [])]
+        reasons = [
+            f"{c['type']}={c['status']} {c['reason']}: {c.get('message', '')}"
+            for c in status.get("conditions", [])
+        ]
         raise SystemExit(f"the session is {state}: {'; '.join(reasons)}")
     return state if state == "Running" else None
 
@@ -87,20 +94,28 @@ def run_a_session():
     begin = time.monotonic()
     if api("DELETE", f"/{NAME}")[0] != 404:
         wait_for("deleting the session of an earlier test", begin + TIMEOUT_S, gone)
-    code, answer = api("POST", "", {
-        "apiVersion": "gristmill.dev/v1alpha1",
-        "kind": "TrainingSession",
-        "metadata": {"name": NAME, "namespace": NAMESPACE},
-        "spec": {
-            "baseModelRef": {"name": MODEL, "profile": os.environ["CHECK_PROFILE"]},
-            "storage": {"size": "1Gi", "retain": "Delete"},
+    code, answer = api(
+        "POST",
+        "",
+        {
+            "apiVersion": "gristmill.dev/v1alpha1",
+            "kind": "TrainingSession",
+            "metadata": {"name": NAME, "namespace": NAMESPACE},
+            "spec": {
+                "baseModelRef": {"name": MODEL, "profile": os.environ["CHECK_PROFILE"]},
+                "storage": {"size": "1Gi", "retain": "Delete"},
+            },
         },
-    })
+    )
     if code not in (200, 201):
-        raise SystemExit(f"creating a session on {MODEL} in {NAMESPACE}: {code} {answer.get('message')}")
+        raise SystemExit(
+            f"creating a session on {MODEL} in {NAMESPACE}: {code} {answer.get('message')}"
+        )
     try:
         wait_for("the session's start", begin + TIMEOUT_S, state_that_tells)
-        print(f"session {NAMESPACE}/{NAME} on {MODEL}: Running after {time.monotonic() - begin:.1f} s")
+        print(
+            f"session {NAMESPACE}/{NAME} on {MODEL}: Running after {time.monotonic() - begin:.1f} s"
+        )
     finally:
         api("DELETE", f"/{NAME}")
     wait_for("deleting the session", time.monotonic() + TIMEOUT_S, gone)

@@ -34,7 +34,10 @@ def sessions():
             return []
         raise
     return [
-        (f"{each['metadata']['namespace']}/{each['metadata']['name']}", each.get("status", {}).get("state", "Created"))
+        (
+            f"{each['metadata']['namespace']}/{each['metadata']['name']}",
+            each.get("status", {}).get("state", "Created"),
+        )
         for each in items
     ]
 
