@@ -5,13 +5,14 @@ Nothing waits for an Event, and one that cannot be posted is counted and given u
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from gristmill_contracts.errors import ForbiddenError, GristmillError, NotFoundError
 from gristmill_contracts.units import now_us
@@ -23,6 +24,7 @@ from gristmill_operator.seams import Json
 logger = logging.getLogger(__name__)
 
 SERIES_S: Final = 600.0
+COUNTS_EVERY_S: Final = 60.0
 BURST: Final = 25
 RATE: Final = 1 / 300
 NOTE_CHARS_MAX: Final = 1024
@@ -92,7 +94,10 @@ class EventRecorder:
         if not self._bucket(meta["uid"]).try_take():
             self.dropped()
             return
-        body = self._event(regarding, reason, note, warning, action, related)
+        body = self._event(regarding, reason, note)
+        body |= {"type": "Warning" if warning else "Normal", "action": action}
+        if related is not None:
+            body["related"] = reference(related)
         created = body["metadata"]
         series = Series(
             namespace=created["namespace"],
@@ -108,8 +113,9 @@ class EventRecorder:
     async def run(self) -> None:
         """Post, one at a time, until cancelled."""
         while True:
-            series, body = await self._waiting.get()
-            await self._post(body, series)
+            with contextlib.suppress(TimeoutError):
+                series, body = await asyncio.wait_for(self._waiting.get(), COUNTS_EVERY_S)
+                await self._post(body, series)
             await self.tell_counts()
 
     async def tell_counts(self) -> None:
@@ -130,7 +136,7 @@ class EventRecorder:
             self.dropped()
         except GristmillError as error:
             self.dropped()
-            logger.warning("event_lost", extra={"error": error.message, "name": series.name})
+            logger.warning("event_lost", extra={"error": error.message, "event_name": series.name})
 
     async def _tell(self, series: Series) -> None:
         when = micro_time(series.last_us)
@@ -139,20 +145,14 @@ class EventRecorder:
             await self.api.merge_patch(EVENTS, series.namespace, series.name, patch)
             series.told = series.count
         except GristmillError as error:
-            logger.info("event_count_lost", extra={"error": error.message, "name": series.name})
+            logger.info(
+                "event_count_lost", extra={"error": error.message, "event_name": series.name}
+            )
 
-    def _event(
-        self,
-        regarding: Json,
-        reason: str,
-        note: str,
-        warning: bool,
-        action: str,
-        related: Json | None,
-    ) -> Json:
+    def _event(self, regarding: Json, reason: str, note: str) -> Json:
         time_us, meta = self.wall_us(), regarding["metadata"]
         digest = hashlib.sha256(f"{meta['uid']}/{reason}/{time_us}".encode()).hexdigest()[:16]
-        body: dict[str, Any] = {  # Any: JSON
+        return {
             "metadata": {
                 "namespace": meta.get("namespace") or HOME_OF_CLUSTER_WIDE,
                 "name": f"{meta['name'][:200]}.{digest}",
@@ -160,15 +160,10 @@ class EventRecorder:
             "eventTime": micro_time(time_us),
             "reportingController": CONTROLLER,
             "reportingInstance": self.instance[:128],
-            "action": action,
             "reason": reason,
             "regarding": reference(regarding),
             "note": note if len(note) <= NOTE_CHARS_MAX else note[: NOTE_CHARS_MAX - 3] + "...",
-            "type": "Warning" if warning else "Normal",
         }
-        if related is not None:
-            body["related"] = reference(related)
-        return body
 
     def _bucket(self, uid: str) -> TokenBucket:
         bucket = self._buckets.get(uid)

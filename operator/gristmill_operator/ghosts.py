@@ -1,0 +1,124 @@
+"""Compares the caches with the API server: at the start, so that nothing is done before all is known,
+and every few minutes, since a watch may miss the end of an object, or deliver nothing at all.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from gristmill_contracts.errors import GristmillError, NotFoundError
+from gristmill_operator.cache import ObjectCache, version_of
+from gristmill_operator.client import ApiClient
+from gristmill_operator.kinds import WATCHED, Kind
+from gristmill_operator.seams import Json
+from gristmill_operator.watch import Intake
+
+logger = logging.getLogger(__name__)
+
+GRACE_S: Final = 5.0
+"""A watch may be this late before it is called silent."""
+WARM_CHECK_S: Final = 0.05
+ASK_AFTER_S: Final = 2.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Sweeper:
+    client: ApiClient
+    intake: Intake
+    every_s: float
+    clock: Callable[[], float] = time.monotonic
+    silent_since: dict[Kind, float] = field(default_factory=dict)
+    """Kinds whose watch was found to miss changes, and since when; cleared by a sweep that finds none."""
+
+    @property
+    def cache(self) -> ObjectCache:
+        return self.intake.cache
+
+    async def warm(self) -> None:
+        """Return once the cache holds all that was there when this began."""
+        for kind in WATCHED:
+            unknown = await self._list(kind)
+            asked_at = self.clock()
+            while unknown := [body for body in unknown if not self._is_known(kind, body)]:
+                await asyncio.sleep(WARM_CHECK_S)
+                if self.clock() - asked_at > ASK_AFTER_S:
+                    # What ended meanwhile is never announced to those who came later.
+                    asked_at = self.clock()
+                    unknown = [each for each in unknown if not await self._gone(kind, each)]
+            logger.info("cache_warm", extra={"kind": kind.plural, "count": self.cache.count(kind)})
+
+    async def run(self) -> None:
+        """Sweep every `every_s`, until cancelled."""
+        while True:
+            await asyncio.sleep(self.every_s)
+            for kind in WATCHED:
+                try:
+                    await self.sweep(kind)
+                except GristmillError as error:
+                    logger.info("sweep_failed", extra={"kind": kind.plural, "error": error.message})
+
+    async def sweep(self, kind: Kind) -> int:
+        """Put right what the cache has wrong. Returns how many objects."""
+        before = self.cache.uids(kind)
+        listed = {body["metadata"]["uid"]: body for body in await self._list(kind)}
+        suspects = [body for body in listed.values() if not self._is_known(kind, body)]
+        ghosts = before - listed.keys()
+        if not suspects and not ghosts:
+            self.silent_since.pop(kind, None)
+            return 0
+        await asyncio.sleep(GRACE_S)
+        wrong = 0
+        for uid in ghosts:
+            wrong += await self._remove_ghost(kind, uid)
+        for body in suspects:
+            wrong += not self._is_known(kind, body) and await self._fetch(kind, body)
+        if wrong:
+            self.silent_since.setdefault(kind, self.clock())
+            logger.warning("watch_missed", extra={"kind": kind.plural, "objects": wrong})
+        else:
+            self.silent_since.pop(kind, None)
+        return wrong
+
+    async def _remove_ghost(self, kind: Kind, uid: str) -> bool:
+        known = self.cache.by_uid(kind, uid)
+        if known is None or not await self._gone(kind, known):
+            return False
+        self.intake.drop(kind, known)
+        return True
+
+    async def _gone(self, kind: Kind, body: Json) -> bool:
+        """Whether there is no object of this uid any more; what is there instead is taken in."""
+        meta = body["metadata"]
+        try:
+            found = await self.client.get(kind, meta.get("namespace", ""), meta["name"])
+        except NotFoundError:
+            return True
+        if _is_ours(kind, found):
+            self.intake.take(kind, found)
+        return bool(found["metadata"]["uid"] != meta["uid"]) or not _is_ours(kind, found)
+
+    async def _fetch(self, kind: Kind, body: Json) -> bool:
+        """Take in what the watch did not tell. True if there was something."""
+        meta = body["metadata"]
+        try:
+            found = await self.client.get(kind, meta.get("namespace", ""), meta["name"])
+        except NotFoundError:
+            return False
+        return self.intake.take(kind, found)
+
+    async def _list(self, kind: Kind) -> list[Json]:
+        return list((await self.client.list_metadata(kind))[0])
+
+    def _is_known(self, kind: Kind, body: Json) -> bool:
+        known = self.cache.by_uid(kind, body["metadata"]["uid"])
+        return known is not None and version_of(known) >= version_of(body)
+
+
+def _is_ours(kind: Kind, body: Json) -> bool:
+    if not kind.selector:
+        return True
+    name, _, value = kind.selector.partition("=")
+    return (body["metadata"].get("labels") or {}).get(name) == value
