@@ -179,19 +179,39 @@ def test_a_disruption_takes_one_replica_and_never_all(component: str) -> None:
     assert ("PodDisruptionBudget", f"gristmill-{component}") not in kinds(alone)
 
 
-def test_the_cluster_key_is_mounted_where_it_is_read_and_nowhere_else() -> None:
-    objects = render({"clusterKey.existingSecret": "vault-key"})
-    holders = {
+def holders_of(objects: list[dict[str, Any]], secret: str) -> set[str]:
+    return {
         name
         for name, spec in pod_specs(objects)
-        if any(v.get("secret", {}).get("secretName") == "vault-key" for v in spec["volumes"])
+        if any(v.get("secret", {}).get("secretName") == secret for v in spec["volumes"])
     }
-    assert holders == {"Deployment gristmill-gateway", "Deployment gristmill-ledger"}
+
+
+KEY_PATH = "/etc/gristmill/cluster-key/cluster.key"
+
+
+def test_gateway_and_ledger_wait_for_the_key_that_the_operator_makes() -> None:
+    objects = render()
+    assert holders_of(objects, "gristmill-cluster-key") == {
+        "Deployment gristmill-gateway",
+        "Deployment gristmill-ledger",
+    }
     for component in ("gateway", "ledger"):
-        path = environment_of(container(objects, component))[
-            f"GRISTMILL_{component.upper()}_CLUSTER_KEY_FILE"
-        ]
-        assert path == "/etc/gristmill/cluster-key/cluster.key"
+        variables = environment_of(container(objects, component))
+        assert variables[f"GRISTMILL_{component.upper()}_CLUSTER_KEY_FILE"] == KEY_PATH
+
+
+def test_a_key_that_is_there_is_used_and_none_is_made() -> None:
+    objects = render({"clusterKey.existingSecret": "vault-key"})
+    assert holders_of(objects, "vault-key") == {
+        f"Deployment gristmill-{component}" for component in COMPONENTS
+    }
+    variables = environment_of(container(objects, "operator"))
+    assert variables["GRISTMILL_OPERATOR_CLUSTER_KEY_FILE"] == KEY_PATH
+    role = find(objects, "Role", "gristmill-operator")
+    assert not any(
+        "create" in rule["verbs"] for rule in role["rules"] if rule["resources"] == ["secrets"]
+    )
 
 
 def test_only_those_that_call_the_api_server_have_a_token() -> None:
