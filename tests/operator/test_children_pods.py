@@ -136,9 +136,10 @@ def test_only_rank_0_has_a_meter_and_the_volume() -> None:
 
 def test_ranks_find_rank_0_by_name_before_it_is_ready() -> None:
     seating = full_seating()
-    env = environment(pod(seating, 1), "worker")
-    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == ("1", "2", "0")
-    assert env["MASTER_ADDR"] == "run-a3-0.run"
+    command = container(pod(seating, 1), "worker")["command"]
+    told = dict(zip(command[3:-2:2], command[4:-2:2], strict=True))
+    assert (told["--node-rank"], told["--nnodes"]) == ("1", "2")
+    assert told["--master-addr"] == "run-a3-0.run"
     service = rank_names(seating)
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert service["spec"]["clusterIP"] == "None"

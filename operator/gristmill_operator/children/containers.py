@@ -102,7 +102,7 @@ def worker(seating: Seating, rank: int, mount: WeightsMount) -> Container:
         "name": WORKER,
         "image": seating.worker_image,
         "imagePullPolicy": options.images.pull_policy,
-        "command": ["python", "-m", "gristmill_worker"],
+        "command": worker_command(seating, rank),
         "env": environment(options, worker_settings(seating, rank)),
         "resources": resources,
         "securityContext": container_security(paths.WORKER_UID),
@@ -118,10 +118,28 @@ def worker(seating: Seating, rank: int, mount: WeightsMount) -> Container:
     return container
 
 
+def worker_command(seating: Seating, rank: int) -> list[str]:
+    """Several ranks are started by torchrun, one process in each pod. It never starts one again itself:
+    collectives do not heal, and the attempt is replaced as a whole.
+    """
+    if seating.workers == 1:
+        return ["python", "-m", "gristmill_worker"]
+    leader = pod_name(seating.name, seating.attempt, 0)
+    return [
+        *("python", "-m", "torch.distributed.run"),
+        *("--nnodes", str(seating.workers), "--node-rank", str(rank)),
+        *("--nproc-per-node", "1", "--max-restarts", "0"),
+        *("--master-addr", f"{leader}.{seating.name}"),
+        *("--master-port", str(seating.profile.port)),
+        *("-m", "gristmill_worker"),
+    ]
+
+
 def worker_settings(seating: Seating, rank: int) -> dict[str, str]:
     model = seating.model.metadata.name
     settings = {
         "GRISTMILL_WORKER_SOCKET": paths.SOCKET,
+        "GRISTMILL_WORKER_SOCKET_MODE": paths.SOCKET_MODE,
         "GRISTMILL_WORKER_MODEL_DIR": paths.model_dir(model),
         "GRISTMILL_WORKER_MODEL_NAME": model,
         "GRISTMILL_WORKER_ARTIFACTS_DIR": paths.ARTIFACTS,
@@ -129,17 +147,7 @@ def worker_settings(seating: Seating, rank: int) -> dict[str, str]:
         "GRISTMILL_WORKER_SHUTDOWN_S": str(SHUTDOWN_S),
         "HF_HUB_OFFLINE": "1",
     }
-    if seating.workers == 1:
-        return settings
-    leader = pod_name(seating.name, seating.attempt, 0)
-    return settings | {
-        "GRISTMILL_WORKER_BACKEND": "auto",
-        "RANK": str(rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(seating.workers),
-        "MASTER_ADDR": f"{leader}.{seating.name}",
-        "MASTER_PORT": str(seating.profile.port),
-    }
+    return settings if rank == 0 else settings | {"GRISTMILL_WORKER_READY_FILE": paths.READY_FILE}
 
 
 def _state_mounts(rank: int) -> list[dict[str, Any]]:  # Any: fields of a mount

@@ -37,7 +37,11 @@ class Seating:
 
     @property
     def workers(self) -> int:
-        return self.session.spec.workers
+        """How many pods: fixed at the first attempt, as `gristmill_sessions.attempts.ranks` says."""
+        status, spec = self.session.status, self.session.spec
+        if status.attempt > 0 and status.workers.desired > 0:
+            return status.workers.desired
+        return spec.workers if "workers" in spec.model_fields_set else self.profile.workers
 
     @property
     def pinned(self) -> PinnedStatus:
