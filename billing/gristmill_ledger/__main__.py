@@ -3,6 +3,8 @@
 import argparse
 import signal
 import sys
+import time
+from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -18,11 +20,25 @@ SWITCH_INTERVAL_S: Final = 0.0005
 
 
 class LedgerServer(uvicorn.Server):
-    """Ends held polls when it is told to stop, so that stopping does not wait for them."""
+    """Serves on for a while when it is told to stop, then ends held polls, so as not to wait for them."""
 
     def __init__(self, config: uvicorn.Config, ledger: Ledger) -> None:
         super().__init__(config)
         self.ledger = ledger
+        self.stop_at = float("inf")
+        """Time of the monotonic clock at which to stop."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal only makes us not ready; a second one, or a delay of 0, ends at once."""
+        delay_s = self.ledger.settings.shutdown_delay_s
+        if self.ledger.stopping or delay_s == 0:
+            super().handle_exit(sig, frame)
+            return
+        self.ledger.stopping = True
+        self.stop_at = time.monotonic() + delay_s
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or time.monotonic() >= self.stop_at
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await self.ledger.wake()

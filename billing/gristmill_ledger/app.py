@@ -9,8 +9,9 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from gristmill_contracts.errors import GristmillError, InvalidRequestError, NotFoundError
+from gristmill_ledger.auth import Gate
 from gristmill_ledger.ledger import Ledger
-from gristmill_ledger.routes import ingest, queries, registries
+from gristmill_ledger.routes import cluster, ingest, queries, registries
 from gristmill_ledger.wire import problem
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,8 @@ def make_app(ledger: Ledger) -> FastAPI:
         title="Gristmill ledger", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None
     )
     app.state.ledger = ledger
-    for router in (ingest.router, registries.router, queries.router):
+    app.add_middleware(Gate, key=lambda: ledger.cluster_key)
+    for router in (ingest.router, registries.router, queries.router, cluster.router):
         app.include_router(router)
     app.add_exception_handler(GristmillError, _refused)
     app.add_exception_handler(HTTPException, _no_route)

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, Row, Select, literal, select, tuple_
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import ConflictError, InvalidRequestError
+from gristmill_contracts.errors import ConflictError, FencedError, InvalidRequestError
 from gristmill_contracts.http import (
     Checkpoint,
     CheckpointGroup,
@@ -19,7 +19,7 @@ from gristmill_contracts.http import (
 from gristmill_contracts.units import now_us
 from gristmill_ledger import checks, schema
 from gristmill_ledger.database import insert_or_skip
-from gristmill_ledger.registry import require_found
+from gristmill_ledger.registry import require_found, session_tenant
 
 Order = Literal["asc", "desc"]
 
@@ -52,12 +52,17 @@ def get_group(connection: Connection, tenant: str, name: str) -> CheckpointGroup
     return CheckpointGroup(**row._mapping)
 
 
-def register_checkpoint(connection: Connection, request: RegisterCheckpoint) -> Checkpoint:
+def register_checkpoint(
+    connection: Connection, request: RegisterCheckpoint, *, attempt: int | None = None
+) -> Checkpoint:
     """Give a checkpoint the next version of its group; the same one again keeps its version.
 
-    A group that does not exist is made. Raises ConflictError if the id is taken by other facts.
+    attempt: of the meter that asks; None = not told. A group that does not exist is made. Raises
+    ConflictError if the id is taken by other facts, or the session is another tenant's, FencedError for
+    an attempt that a newer one has replaced: its save has not been released, and never will be.
     """
     _check_registration(request)
+    _check_owner(connection, request, attempt)
     known = _find(connection, request.id)
     if known is None:
         _lock_group(connection, request)
@@ -85,6 +90,23 @@ def _check_registration(request: RegisterCheckpoint) -> None:
     checks.text("description", request.description, empty=True)
     for field in ("rank", "alpha", "size_bytes", "created_us"):
         checks.quantity(field, getattr(request, field))
+
+
+def _check_owner(connection: Connection, request: RegisterCheckpoint, attempt: int | None) -> None:
+    tenant = session_tenant(connection, request.session)
+    if tenant is not None and tenant != request.tenant:
+        raise ConflictError(
+            f"session {request.session} belongs to tenant {tenant}, not {request.tenant}"
+        )
+    table = schema.producer.c
+    owner = connection.execute(
+        select(table.attempt).where(table.producer == request.session)
+    ).scalar_one_or_none()
+    if attempt is not None and owner is not None and attempt < owner:
+        raise FencedError(
+            f"attempt {attempt} of session {request.session} saves a checkpoint, but attempt {owner} "
+            "owns the session; stop"
+        )
 
 
 def _lock_group(connection: Connection, request: RegisterCheckpoint) -> None:

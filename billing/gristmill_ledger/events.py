@@ -14,7 +14,6 @@ from sqlalchemy import Connection, bindparam, select
 from gristmill_contracts import limits
 from gristmill_contracts.errors import (
     ConflictError,
-    FencedError,
     InvalidRequestError,
     NotFoundError,
 )
@@ -23,6 +22,7 @@ from gristmill_contracts.usage import OPERATION_KINDS, TOKEN_TYPES, UsageEvent
 from gristmill_ledger import checks, schema
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.prices import PriceList, load_prices
+from gristmill_ledger.registry import session_book
 
 ENCODING_VERSION: Final = 1
 
@@ -72,6 +72,7 @@ class ProducerState:
     tenant: str
     session: str
     epoch: int
+    attempt: int
     acked_seq: int
 
 
@@ -85,6 +86,9 @@ class Decision:
     acked_seq: int
     digests: dict[str, bytes]
     """Event id -> payload hash, of the new ones too."""
+    fenced: bool
+    """From a log that no longer owns the session: kept, for it may have been released before its meter
+    knew; the cursor is of the owner's log, and stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,23 +148,24 @@ def _check_event(at: str, event: UsageEvent) -> None:
             checks.quantity(f"{at}.counts.{field}", getattr(event.counts, field))
 
 
-def decide(batch: UsageBatch, state: ProducerState, known: Mapping[str, bytes]) -> Decision:
+def decide(
+    batch: UsageBatch,
+    state: ProducerState,
+    known: Mapping[str, bytes],
+    attempt: int | None = None,
+) -> Decision:
     """Sort the events of a batch. `known`: event id -> payload hash of rows already stored.
 
-    Raises FencedError, NotFoundError (epoch not registered), SequenceGapError, or
-    InvalidRequestError for an event of another tenant.
+    attempt: of the meter that posts; None = not told. Raises NotFoundError (epoch not registered),
+    SequenceGapError, or InvalidRequestError for an event of another tenant.
     """
-    if batch.epoch < state.epoch:
-        raise FencedError(
-            f"producer {state.producer} posts with epoch {batch.epoch}, but epoch {state.epoch} "
-            "was registered since; this log no longer owns the session: stop"
-        )
-    if batch.epoch > state.epoch:
+    fenced = batch.epoch < state.epoch or (attempt is not None and attempt < state.attempt)
+    if not fenced and batch.epoch > state.epoch:
         raise NotFoundError(
             f"producer {state.producer} is registered with epoch {state.epoch}, not "
             f"{batch.epoch}; register the new log first"
         )
-    if batch.first_seq > state.acked_seq + 1:
+    if not fenced and batch.first_seq > state.acked_seq + 1:
         raise SequenceGapError(
             f"producer {state.producer} sent from {batch.first_seq}, but {state.acked_seq + 1} "
             "comes next; send from there",
@@ -182,17 +187,28 @@ def decide(batch: UsageBatch, state: ProducerState, known: Mapping[str, bytes]) 
             duplicates.append(event)
         else:
             conflicts.append(event)
-    acked_seq = max(state.acked_seq, batch.first_seq + len(batch.events) - 1)
+    last_seq = batch.first_seq + len(batch.events) - 1
     return Decision(
-        new=new, duplicates=duplicates, conflicts=conflicts, acked_seq=acked_seq, digests=seen
+        new=new,
+        duplicates=duplicates,
+        conflicts=conflicts,
+        acked_seq=last_seq if fenced else max(state.acked_seq, last_seq),
+        digests=seen,
+        fenced=fenced,
     )
 
 
 def oddities(
-    event: UsageEvent, state: ProducerState, *, prices: PriceList, registered: bool, now_us: int
+    event: UsageEvent,
+    state: ProducerState,
+    *,
+    prices: PriceList,
+    registered: bool,
+    now_us: int,
+    fenced: bool = False,
 ) -> str | None:
     """Why an event is quarantined, or None. It is stored, shown and counted all the same."""
-    reasons = []
+    reasons = ["fenced_attempt"] if fenced else []
     if event.operation not in OPERATION_KINDS:
         reasons.append("unknown_operation")
     if not registered:
@@ -213,13 +229,20 @@ def oddities(
     return ",".join(reasons) or None
 
 
-def store_batch(connection: Connection, batch: UsageBatch, *, book: str, now_us: int) -> Stored:
+def store_batch(
+    connection: Connection,
+    batch: UsageBatch,
+    *,
+    book: str,
+    now_us: int,
+    attempt: int | None = None,
+) -> Stored:
     """Store a checked batch and move its producer's cursor. Raises as `decide` says."""
     state = lock_producer(connection, batch.producer)
     # Before the look: another producer of the tenant may be about to store the same events.
     head = _lock_head(connection, state.tenant)
     known = _known_hashes(connection, state.tenant, [event.event_id for event in batch.events])
-    decision = decide(batch, state, known)
+    decision = decide(batch, state, known, attempt)
     rows = _rows(connection, decision, state, book=book, now_us=now_us)
     if rows:
         for seq, row in enumerate(rows, start=head + 1):
@@ -228,10 +251,12 @@ def store_batch(connection: Connection, batch: UsageBatch, *, book: str, now_us:
         connection.execute(_MOVE_HEAD, {"key": state.tenant, "value": head + len(rows)})
     for event in decision.conflicts:
         _bury(connection, event, state, now_us)
-    if decision.acked_seq > state.acked_seq:
+    if decision.acked_seq > state.acked_seq and not decision.fenced:
         connection.execute(_MOVE_CURSOR, {"key": state.producer, "value": decision.acked_seq})
     return Stored(
-        cursor=ProducerCursor(producer=state.producer, acked_seq=decision.acked_seq),
+        cursor=ProducerCursor(
+            producer=state.producer, acked_seq=decision.acked_seq, fenced=decision.fenced
+        ),
         inserted=len(rows),
         duplicates=len(decision.duplicates),
         conflicts=decision.conflicts,
@@ -249,6 +274,7 @@ def lock_producer(connection: Connection, producer: str) -> ProducerState:
         tenant=row.tenant,
         session=row.session,
         epoch=row.epoch,
+        attempt=row.attempt,
         acked_seq=row.acked_seq,
     )
 
@@ -263,7 +289,7 @@ def _rows(
 ) -> list[dict[str, Any]]:  # Any: column values of several types
     if not decision.new:
         return []
-    prices = load_prices(connection, book)
+    prices = load_prices(connection, session_book(connection, state.session) or book)
     uids = list({event.session for event in decision.new})
     registered = set(connection.execute(_REGISTERED, {"key": state.tenant, "uids": uids}).scalars())
     shared = {
@@ -282,6 +308,7 @@ def _rows(
                 prices=prices,
                 registered=event.session in registered,
                 now_us=now_us,
+                fenced=decision.fenced,
             ),
         }
         for event in decision.new

@@ -3,18 +3,25 @@
 import asyncio
 import logging
 from functools import partial
+from typing import Final
 
 from sqlalchemy import Connection, func, select
 
+from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.http import Heartbeat, HeartbeatPage
 from gristmill_ledger import schema
+from gristmill_ledger.auth import read_cluster_key
 from gristmill_ledger.database import Database, open_engine
+from gristmill_ledger.directives import answer_heartbeats
 from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, store_heartbeats
 from gristmill_ledger.metrics import Metrics
 from gristmill_ledger.migrate import migrate
 from gristmill_ledger.settings import LedgerSettings
 
 log = logging.getLogger(__name__)
+
+REPLICA_LOOK_S: Final = 1.0
+"""How often a held poll looks for heartbeats that another replica stored."""
 
 
 class Ledger:
@@ -24,6 +31,10 @@ class Ledger:
         self.settings = settings
         self.metrics = Metrics()
         self.database: Database
+        self.cluster_key: bytes | None = None
+        """With one, every call is authenticated. Read by `open`."""
+        self.stopping = False
+        """Told to end: still serving, and no longer ready."""
         self.polls_held = 0
         """Requests for heartbeats that wait for one."""
         self._beaten = asyncio.Condition()
@@ -32,6 +43,8 @@ class Ledger:
 
     async def open(self) -> None:
         settings = self.settings
+        if settings.cluster_key_file is not None:
+            self.cluster_key = read_cluster_key(settings.cluster_key_file)
         engine = open_engine(
             settings.url,
             busy_timeout_s=settings.busy_timeout_s,
@@ -55,12 +68,19 @@ class Ledger:
         async with self._beaten:
             self._beaten.notify_all()
 
-    async def beat(self, heartbeats: list[Heartbeat]) -> None:
-        """Store heartbeats, then wake those who wait for them."""
-        if await self.database.write(lambda connection: store_heartbeats(connection, heartbeats)):
+    async def beat(self, heartbeats: list[Heartbeat]) -> HeartbeatAnswer:
+        """Store heartbeats, wake those who wait for them, and tell what their sessions are to do."""
+
+        def work(connection: Connection) -> tuple[int, HeartbeatAnswer]:
+            stored = store_heartbeats(connection, heartbeats)
+            return stored, answer_heartbeats(connection, heartbeats)
+
+        stored, answer = await self.database.write(work)
+        if stored:
             self._beats += 1
             async with self._beaten:
                 self._beaten.notify_all()
+        return answer
 
     async def await_heartbeats(self, after: int, wait_s: float) -> HeartbeatPage:
         """Heartbeats behind the cursor; if there is none, wait for one up to `wait_s`."""
@@ -70,21 +90,26 @@ class Ledger:
             # Taken before the look: a heartbeat stored during it is not waited for.
             beats = self._beats
             page = await self.database.read(partial(heartbeats_after, after=after))
-            if page.heartbeats or not await self._beaten_since(beats, deadline - clock()):
+            if page.heartbeats or self._closing or clock() >= deadline:
                 return page
+            await self._beaten_since(beats, min(deadline - clock(), self._look_again_s))
 
-    async def _beaten_since(self, beats: int, wait_s: float) -> bool:
-        """Wait until another heartbeat is stored; False if none was in time, or at the end."""
+    @property
+    def _look_again_s(self) -> float:
+        """Another replica may have stored one: only a shared database has others."""
+        return float("inf") if self.database.engine.dialect.name == "sqlite" else REPLICA_LOOK_S
+
+    async def _beaten_since(self, beats: int, wait_s: float) -> None:
+        """Wait until another heartbeat is stored here, at most `wait_s`, and not at the end."""
         async with self._beaten:
             self.polls_held += 1
             try:
                 async with asyncio.timeout(max(0.0, wait_s)):
                     await self._beaten.wait_for(lambda: self._closing or self._beats != beats)
             except TimeoutError:
-                return False
+                return
             finally:
                 self.polls_held -= 1
-        return not self._closing
 
     async def metrics_text(self) -> bytes:
         producers, heartbeat_us = await self.database.read(_gauges)

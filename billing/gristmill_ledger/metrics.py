@@ -30,6 +30,11 @@ class Metrics:
             "Registrations of a log that is older than what it was acknowledged for",
             registry=self.registry,
         )
+        self.gaps = Counter(
+            names.LEDGER_USAGE_GAPS,
+            "Gaps in a session's usage that were put on record",
+            registry=self.registry,
+        )
         self.commit_seconds = Histogram(
             names.LEDGER_COMMIT_SECONDS,
             "Time of a writing transaction, commit included",

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, func, select
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import ConflictError, InvalidRequestError
+from gristmill_contracts.errors import ConflictError, ForbiddenError, InvalidRequestError
 from gristmill_contracts.http import Price, PriceBook
 from gristmill_contracts.units import now_us
 from gristmill_contracts.usage import TOKEN_TYPES
@@ -73,30 +73,49 @@ def load_prices(connection: Connection, book: str) -> PriceList:
     return PriceList(book=book, currency=currency, rows=dict(rows))
 
 
-def put_price_book(connection: Connection, name: str, book: PriceBook) -> None:
+def put_price_book(
+    connection: Connection, name: str, book: PriceBook, *, written_by: str = ""
+) -> None:
     """Add the rows of `book`. The same rows again change nothing.
+
+    `written_by`: the service that asks. A book is changed by the service that made it alone: those of
+    RateCards by the operator, so that a card and its prices agree.
 
     Raises InvalidRequestError for a bad row or a model left without one of the token types,
     ConflictError if a row with that start is recorded at another price, or in another currency.
     """
     check_price_book(name, book)
     if insert_or_skip(
-        connection, schema.price_book, name=name, currency=book.currency, created_us=now_us()
+        connection,
+        schema.price_book,
+        name=name,
+        currency=book.currency,
+        created_us=now_us(),
+        written_by=written_by,
     ):
         known = PriceList(book=name, currency=book.currency, rows={})
     else:
         # The row lock makes two updates of one book take turns on PostgreSQL.
-        connection.execute(
-            select(schema.price_book.c.name)
+        owner = connection.execute(
+            select(schema.price_book.c.written_by)
             .where(schema.price_book.c.name == name)
             .with_for_update()
-        )
+        ).scalar_one()
+        _check_owner(name, owner, written_by)
         known = load_prices(connection, name)
     fresh = new_rows(known, book)
     values = {"book": name, "effective_from_us": book.effective_from_us, "created_us": now_us()}
     if fresh:
         connection.execute(
             schema.price.insert(), [values | msgspec.structs.asdict(row) for row in fresh]
+        )
+
+
+def _check_owner(name: str, owner: str, written_by: str) -> None:
+    if owner and written_by and owner != written_by:
+        raise ForbiddenError(
+            f"price book {name!r} is written by the {owner}, not by the {written_by}; make a new "
+            "RateCard for new prices, or use another name"
         )
 
 

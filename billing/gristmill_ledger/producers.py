@@ -4,12 +4,15 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from gristmill_contracts.cluster_http import UsageGap
 from gristmill_contracts.errors import ConflictError, FencedError
 from gristmill_contracts.http import ProducerCursor, RegisterProducer
 from gristmill_contracts.units import now_us
 from gristmill_ledger import checks, schema
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.events import lock_producer
+from gristmill_ledger.gaps import LOG_LOST, record_gap
+from gristmill_ledger.registry import session_tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +31,17 @@ def check_registration(request: RegisterProducer) -> None:
 
 
 def register_producer(connection: Connection, request: RegisterProducer) -> Registered:
-    """Make the producer known, or learn its newer epoch. The cursor outlives epochs.
+    """Make the producer known, or learn its newer epoch and attempt. The cursor outlives epochs.
 
-    It must: a log that is gone is recognised by a head below what the ledger acknowledged.
-    Raises FencedError for a lower epoch, ConflictError for another tenant or session.
+    It must: a log that is gone is recognised by a head below what the ledger acknowledged. Such a log
+    owns nothing: the gap is recorded, and the log that the ledger knew may still come back.
+    Raises FencedError for a lower epoch or attempt, ConflictError for another tenant or session.
     """
+    owner = session_tenant(connection, request.session)
+    if owner is not None and owner != request.tenant:
+        raise ConflictError(
+            f"session {request.session} belongs to tenant {owner}, not {request.tenant}"
+        )
     insert_or_skip(
         connection,
         schema.producer,
@@ -56,12 +65,34 @@ def register_producer(connection: Connection, request: RegisterProducer) -> Regi
             f"producer {request.producer} registers epoch {request.epoch}, but epoch "
             f"{state.epoch} owns the session; stop"
         )
+    if request.attempt < state.attempt:
+        raise FencedError(
+            f"attempt {request.attempt} of session {request.session} registers, but attempt "
+            f"{state.attempt} owns the session; stop"
+        )
+    log_lost = state.acked_seq > request.head_seq
+    owned = {"attempt": request.attempt}
+    if log_lost:
+        _record_loss(connection, request, state.acked_seq)
+    else:
+        owned |= {"epoch": request.epoch, "head_seq": request.head_seq}
     connection.execute(
         schema.producer.update()
         .where(schema.producer.c.producer == request.producer)
-        .values(epoch=request.epoch, attempt=request.attempt, head_seq=request.head_seq)
+        .values(**owned)
     )
     return Registered(
         cursor=ProducerCursor(producer=request.producer, acked_seq=state.acked_seq),
-        log_lost=state.acked_seq > request.head_seq,
+        log_lost=log_lost,
     )
+
+
+def _record_loss(connection: Connection, request: RegisterProducer, acked_seq: int) -> None:
+    gap = UsageGap(
+        attempt=request.attempt,
+        acked_seq=acked_seq,
+        head_seq=request.head_seq,
+        reason=LOG_LOST,
+        at_us=now_us(),
+    )
+    record_gap(connection, request.session, gap)

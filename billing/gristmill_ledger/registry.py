@@ -2,6 +2,7 @@
 
 from typing import Final, TypeVar
 
+import msgspec
 from sqlalchemy import Connection, select
 
 from gristmill_contracts.errors import ConflictError, NotFoundError
@@ -59,12 +60,15 @@ def register_session(connection: Connection, request: RegisterSession) -> None:
     checks.text("project", request.project, empty=True)
     checks.quantity("rank", request.rank)
     checks.quantity("created_us", request.created_us)
-    if insert_or_skip(
-        connection,
-        schema.session,
-        **{field: getattr(request, field) for field in request.__struct_fields__},
-    ):
-        return
+    facts = msgspec.structs.asdict(request)
+    book = facts.pop("price_book")
+    if not insert_or_skip(connection, schema.session, **facts):
+        _check_identity(connection, request)
+    if book is not None:
+        _fix_price_book(connection, request.uid, checks.text("price_book", book))
+
+
+def _check_identity(connection: Connection, request: RegisterSession) -> None:
     row = connection.execute(
         select(schema.session).where(schema.session.c.uid == request.uid)
     ).one()
@@ -75,6 +79,38 @@ def register_session(connection: Connection, request: RegisterSession) -> None:
                 f"session {request.uid} is registered with {field} {recorded!r}, not {sent!r}; "
                 "a session keeps its identity: use another uid"
             )
+
+
+def _fix_price_book(connection: Connection, uid: str, book: str) -> None:
+    if insert_or_skip(
+        connection, schema.session_price_book, session=uid, book=book, since_us=now_us()
+    ):
+        return
+    recorded = session_book(connection, uid)
+    if recorded != book:
+        raise ConflictError(
+            f"session {uid} is priced by book {recorded!r}, not {book!r}; prices stay as they were at "
+            "its first start: use another session"
+        )
+
+
+def session_book(connection: Connection, uid: str) -> str | None:
+    """Name of the price book of a session; None = the ledger's default."""
+    table = schema.session_price_book.c
+    return connection.execute(select(table.book).where(table.session == uid)).scalar_one_or_none()
+
+
+def session_tenant(connection: Connection, uid: str) -> str | None:
+    """The tenant of a session: as it was registered, else as its log was."""
+    session, producer = schema.session.c, schema.producer.c
+    tenant: str | None = connection.execute(
+        select(session.tenant).where(session.uid == uid)
+    ).scalar_one_or_none()
+    if tenant is None:
+        tenant = connection.execute(
+            select(producer.tenant).where(producer.producer == uid)
+        ).scalar_one_or_none()
+    return tenant
 
 
 def session_names(connection: Connection, uids: set[str]) -> dict[str, str]:

@@ -154,7 +154,9 @@ price_book = Table(
     Column("name", Text, primary_key=True),
     Column("currency", Text, nullable=False),
     Column("created_us", INT64, nullable=False),
+    Column("written_by", Text, nullable=False, server_default=""),
 )
+"""`written_by`: the service that made the book, "" where callers are not told apart."""
 
 price = Table(
     "price",
@@ -179,7 +181,41 @@ heartbeat = Table(
 )
 """The newest heartbeat of each session (msgpack). State."""
 
+directive = Table(
+    "directive",
+    metadata,
+    Column("session", Text, primary_key=True),
+    Column("attempt", INT64, nullable=False),
+    Column("desired", Text, nullable=False),
+    Column("told_us", INT64, nullable=False),
+)
+"""What the meter of one attempt is to do. State."""
+
+usage_gap = Table(
+    "usage_gap",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("session", Text, nullable=False),
+    Column("attempt", INT64, nullable=False),
+    Column("acked_seq", INT64, nullable=False),
+    Column("head_seq", INT64),
+    Column("reason", Text, nullable=False),
+    Column("at_us", INT64, nullable=False),
+    Column("recorded_us", INT64, nullable=False),
+)
+"""Usage that could not be brought in. `id`: SHA-256 of what makes two gaps the same."""
+
+session_price_book = Table(
+    "session_price_book",
+    metadata,
+    Column("session", Text, primary_key=True),
+    Column("book", Text, nullable=False),
+    Column("since_us", INT64, nullable=False),
+)
+"""The price book of a session; one without a row has the ledger's default."""
+
 FACT_TABLES: Final = (
     "tenant", "session", "usage_event", "dead_letter", "checkpoint_group", "checkpoint",
-    "checkpoint_tombstone", "price_book", "price",
+    "checkpoint_tombstone", "price_book", "price", "usage_gap", "session_price_book",
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """The ledger's settings: environment variables `GRISTMILL_LEDGER_*`, read once in `__main__`."""
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gristmill_contracts import limits
@@ -17,13 +17,21 @@ class LedgerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True)
 
     host: str = "127.0.0.1"
-    """Address to listen on. The routes carry no authentication: keep it private."""
+    """Address to listen on. Without cluster_key_file anybody who reaches it is trusted."""
     port: int = Field(default=8460, ge=0, le=65_535)
     """Port to listen on; 0 takes a free one, which the log names."""
     data_dir: Path = Path("gristmill-data")
     """Folder of the SQLite file. Not used when database_url is set."""
     database_url: str = ""
     """sqlite:////absolute/path or postgresql://user@host/name. Empty: ledger.sqlite3 in data_dir."""
+    database_url_file: Path | None = None
+    """File that holds the database_url, such as a mounted secret. Not with database_url."""
+    cluster_key_file: Path | None = None
+    """File of the cluster's key, 32 bytes. With it callers must show a secret that derives from it."""
+    artifacts_dir: Path | None = None
+    """Folder of the artifact store. Not set: checkpoints stay in a folder that all parts share."""
+    artifacts_free_bytes_min: int = Field(default=limits.ARTIFACT_FREE_BYTES_MIN, ge=0)
+    """Uploads are refused when the store's volume has less than this left."""
     busy_timeout_s: float = Field(default=10.0, gt=0, le=600)
     """How long a statement waits for a lock of another process before the caller is told to retry."""
     readers: int = Field(default=4, ge=1, le=64)
@@ -34,9 +42,19 @@ class LedgerSettings(BaseSettings):
     """The price book that usage is shown with."""
     shutdown_s: int = Field(default=10, ge=1, le=600)
     """How long open requests may take to end after SIGTERM."""
+    shutdown_delay_s: float = Field(default=0.0, ge=0, le=600)
+    """How long new requests are still served after SIGTERM, while others learn to go elsewhere."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+
+    @model_validator(mode="after")
+    def _one_url(self) -> Self:
+        if self.database_url and self.database_url_file is not None:
+            raise ValueError("database_url and database_url_file are both set; keep one")
+        return self
 
     @property
     def url(self) -> str:
-        """Where the database is, with the default filled in."""
+        """Where the database is, with the default filled in. Raises OSError for a missing file."""
+        if self.database_url_file is not None:
+            return self.database_url_file.read_text().strip()
         return self.database_url or f"sqlite:///{self.data_dir.resolve() / 'ledger.sqlite3'}"

@@ -7,7 +7,9 @@ The answer is JSON:
                "prefill": n, "cached_prefill": n, "sample": n, "train": n, "total": n,
                "operations": n, "operations_unknown": n, "operations_quarantined": n,
                "cost_pico": n | null, "cost": "0.000123" | null, "cost_reason": text | null}],
-     "next_cursor": text | null, "currency": "USD" | null, "price_book": "default"}
+     "next_cursor": text | null, "currency": "USD" | null, "price_book": "default",
+     "lost": [{"tenant", "session", "attempt", "acked_seq", "head_seq": n | null,
+               "events": n | null, "reason", "at_us"}], "lost_count": n}
 
 `total` is derived. Tokens of operations whose usage is unknown are in no sum: `operations_unknown`
 counts them, and where nothing else is in a row its tokens are null. `cost_pico` (10^-12 of the
@@ -38,6 +40,7 @@ from sqlalchemy import (
 from gristmill_contracts.units import PICO_PER_UNIT, amount_pico
 from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_ledger import schema
+from gristmill_ledger.gaps import lost_usage
 from gristmill_ledger.prices import PriceList, load_prices
 from gristmill_ledger.registry import session_names
 from gristmill_ledger.usage_query import BUCKETS_US, UsageQuery, make_cursor
@@ -79,7 +82,7 @@ def usage_page(connection: Connection, query: UsageQuery, book: str) -> Json:
                 break
             rows.append(row)
     _dress(connection, query, rows)
-    return {
+    return lost_usage(connection, list(_gap_conditions(query))) | {
         "rows": rows,
         "next_cursor": next_cursor,
         "currency": prices.currency,
@@ -155,6 +158,18 @@ def _conditions(query: UsageQuery, keys: list[ColumnElement[Any]]) -> Iterator[C
         columns = tuple_(*(key.element for key in keys))
         # The last group may have further token types to come.
         yield columns >= place if "token_type" in query.keys else columns > place
+
+
+def _gap_conditions(query: UsageQuery) -> Iterator[ColumnElement[bool]]:
+    """Gaps are of a session and a time; what else is asked for, nobody knows of them."""
+    gap = schema.usage_gap.c
+    for name, value in query.filters:
+        if name in ("tenant", "session"):
+            yield gap[name] == value
+    if query.since_us is not None:
+        yield gap.at_us >= query.since_us
+    if query.until_us is not None:
+        yield gap.at_us < query.until_us
 
 
 def _rows(query: UsageQuery, found: Iterable[Row[Any]], prices: PriceList) -> Iterator[Json]:

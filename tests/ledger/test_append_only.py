@@ -4,12 +4,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from gristmill_contracts.cluster_http import UsageGap
 from gristmill_contracts.http import RegisterCheckpoint
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
 from gristmill_contracts.usage import Counts
 from gristmill_ledger import schema
 from gristmill_ledger.checkpoints import delete_checkpoint, register_checkpoint
 from gristmill_ledger.database import Database
+from gristmill_ledger.gaps import record_gap
 from gristmill_ledger.registry import put_tenant
 from gristmill_testing.ledger import START_US, make_event
 from gristmill_testing.ledger_store import name_session, post, register, stored_rows
@@ -18,7 +20,9 @@ from gristmill_testing.ledger_store import name_session, post, register, stored_
 def fill(database: Database) -> None:
     """At least one row in every table of facts."""
     register(database)
-    name_session(database, "s-1", "first")
+    name_session(database, "s-1", "first", price_book="default")
+    gap = UsageGap(attempt=1, acked_seq=1, head_seq=None, reason="volume_gone", at_us=START_US)
+    database.write_now(lambda c: record_gap(c, "s-1", gap))
     post(database, [make_event(1), make_event(1, producer_seq=2, counts=Counts())])
     checkpoint = RegisterCheckpoint(
         id=CheckpointId("c-1"),

@@ -155,9 +155,9 @@ async def test_an_unknown_producer_answers_404(client: LedgerClient) -> None:
 
 
 async def test_a_fenced_epoch_answers_409_fenced(client: LedgerClient) -> None:
-    await client.register("p", epoch=3)
-    message = make_batch("p", [make_event(2)], epoch=2)
-    status, problem = await refused(client, "POST", "/v1/usage/batches", message)
+    await client.register("q", epoch=3)
+    message = PRODUCER | {"producer": "q", "epoch": 2}
+    status, problem = await refused(client, "POST", "/v1/producers", message)
     assert (status, problem.code) == (409, "fenced")
 
 

@@ -92,15 +92,74 @@ def test_an_unregistered_producer_is_not_found(database: Database) -> None:
         post(database, [make_event(1)], "stranger")
 
 
-def test_a_lower_epoch_is_fenced(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        pytest.param({"epoch": 2}, {"epoch": 1}, id="epoch"),
+        pytest.param({"attempt": 2}, {"attempt": 1}, id="attempt"),
+    ],
+)
+class TestFencing:
+    """Refused at registration. What a fenced meter had released before it knew is kept all the same."""
+
+    def test_an_older_log_cannot_register(
+        self, database: Database, newer: dict[str, int], older: dict[str, int]
+    ) -> None:
+        register(database, **newer)
+        with pytest.raises(FencedError, match="stop"):
+            register(database, **older)
+
+    def test_its_usage_is_kept_and_marked_and_the_owners_cursor_stays(
+        self, database: Database, newer: dict[str, int], older: dict[str, int]
+    ) -> None:
+        name_session(database, "s-1", "first")
+        register(database, **older)
+        post(database, [make_event(1)], **older)
+        register(database, head_seq=1, **newer)
+        late = post(database, [make_event(2), make_event(3)], **older)
+        assert (late.cursor.fenced, acked(late), late.inserted) == (True, 3, 2)
+        owners = post(database, [make_event(4, producer_seq=2)], **newer)
+        assert (owners.cursor.fenced, acked(owners)) == (False, 2)
+        marks = [(row["number"], row["quarantined"]) for row in stored_rows(database)]
+        assert marks == [(1, None), (2, "fenced_attempt"), (3, "fenced_attempt"), (4, None)]
+
+    def test_what_both_logs_hold_is_one_row(
+        self, database: Database, newer: dict[str, int], older: dict[str, int]
+    ) -> None:
+        register(database, **older)
+        register(database, **newer)
+        post(database, [make_event(1), make_event(2)], **newer)
+        again = post(database, [make_event(1), make_event(2)], **older)
+        assert (again.inserted, again.duplicates, again.cursor.fenced) == (0, 2, True)
+
+    def test_an_operation_that_both_ran_is_billed_once_and_the_other_is_a_dead_letter(
+        self, database: Database, newer: dict[str, int], older: dict[str, int]
+    ) -> None:
+        register(database, **older)
+        register(database, **newer)
+        post(database, [make_event(1)], **newer)
+        late = post(database, [make_event(1, op_end_us=START_US + 99)], **older)
+        assert (late.inserted, len(late.conflicts)) == (0, 1)
+        assert len(stored_rows(database, "dead_letter")) == 1
+
+    def test_a_fenced_log_may_begin_anywhere(
+        self, database: Database, newer: dict[str, int], older: dict[str, int]
+    ) -> None:
+        register(database, **newer)
+        assert acked(post(database, [make_event(9)], **older)) == 9
+
+
+def test_a_lost_log_owns_nothing_and_the_gap_is_recorded_once(database: Database) -> None:
     register(database, epoch=1)
-    register(database, epoch=2)
-    with pytest.raises(FencedError):
-        post(database, [make_event(1)], epoch=1)
-    with pytest.raises(FencedError):
-        register(database, epoch=1)
-    assert stored_rows(database) == []
-    assert acked(post(database, [make_event(1)], epoch=2)) == 1
+    post(database, [make_event(1), make_event(2)])
+    for _ in range(2):
+        assert register(database, epoch=2, attempt=2, head_seq=0).log_lost
+    (gap,) = stored_rows(database, "usage_gap")
+    assert (gap["session"], gap["acked_seq"], gap["head_seq"]) == ("s-1", 2, 0)
+    assert (gap["attempt"], gap["reason"]) == (2, "log_lost")
+    # The volume was found again: its log goes on.
+    assert not register(database, epoch=1, attempt=3, head_seq=2).log_lost
+    assert acked(post(database, [make_event(3)], epoch=1)) == 3
 
 
 def test_a_higher_epoch_must_register_before_it_posts(database: Database) -> None:

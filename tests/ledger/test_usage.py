@@ -309,6 +309,8 @@ def test_an_empty_ledger_answers_no_rows(database: Database) -> None:
         "next_cursor": None,
         "currency": "USD",
         "price_book": "default",
+        "lost": [],
+        "lost_count": 0,
     }
 
 

@@ -5,8 +5,9 @@ import logging
 from fastapi import APIRouter, Request, Response
 
 from gristmill_contracts import limits
-from gristmill_contracts.http import Empty, Heartbeat, RegisterProducer, UsageBatch
+from gristmill_contracts.http import Heartbeat, RegisterProducer, UsageBatch
 from gristmill_contracts.units import now_us
+from gristmill_ledger.auth import caller_of
 from gristmill_ledger.events import Stored, check_batch, store_batch
 from gristmill_ledger.heartbeats import check_heartbeats
 from gristmill_ledger.ledger import Ledger
@@ -23,6 +24,9 @@ async def register(request: Request) -> Response:
     ledger: Ledger = request.app.state.ledger
     message = await read_message(request, RegisterProducer)
     check_registration(message)
+    caller = caller_of(request)
+    caller.check_session(message.session, message.attempt)
+    caller.check_session(message.producer)
     registered = await ledger.database.write(lambda c: register_producer(c, message))
     fields = {"producer": message.producer, "epoch": message.epoch, "head_seq": message.head_seq}
     fields["acked_seq"] = registered.cursor.acked_seq
@@ -44,10 +48,17 @@ async def receive(request: Request) -> Response:
             f"the batch holds {len(batch.events)} events; send at most {limits.BATCH_EVENTS_MAX}"
         )
     check_batch(batch)
+    caller = caller_of(request)
+    caller.check_session(batch.producer)
     book = ledger.settings.price_book
     stored = await ledger.database.write(
-        lambda c: store_batch(c, batch, book=book, now_us=now_us())
+        lambda c: store_batch(c, batch, book=book, now_us=now_us(), attempt=caller.attempt)
     )
+    if stored.cursor.fenced:
+        log.warning(
+            "usage_of_a_fenced_attempt",
+            extra={"producer": batch.producer, "attempt": caller.attempt, "new": stored.inserted},
+        )
     _report(ledger, stored)
     return answer(stored.cursor)
 
@@ -70,5 +81,7 @@ async def beat(request: Request) -> Response:
     ledger: Ledger = request.app.state.ledger
     heartbeats = await read_message(request, list[Heartbeat])
     check_heartbeats(heartbeats)
-    await ledger.beat(heartbeats)
-    return answer(Empty())
+    caller = caller_of(request)
+    for heartbeat in heartbeats:
+        caller.check_session(heartbeat.view.uid, heartbeat.view.attempt)
+    return answer(await ledger.beat(heartbeats))

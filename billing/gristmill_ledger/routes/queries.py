@@ -57,6 +57,8 @@ async def healthz() -> Response:
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
     ledger: Ledger = request.app.state.ledger
+    if ledger.stopping:
+        return problem(UnavailableError("the ledger is stopping; ask another replica"))
     try:
         await ledger.database.read(lambda c: c.exec_driver_sql("SELECT 1").scalar_one())
     except UnavailableError as error:

@@ -12,6 +12,7 @@ from gristmill_contracts.http import (
     RegisterSession,
 )  # fmt: skip
 from gristmill_ledger import checkpoints, checks
+from gristmill_ledger.auth import caller_of
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.prices import check_price_book, put_price_book
 from gristmill_ledger.registry import put_tenant, register_session
@@ -58,8 +59,12 @@ async def get_group(request: Request, tenant: str, name: str) -> Response:
 @router.post("/v1/checkpoints")
 async def post_checkpoint(request: Request) -> Response:
     message = await read_message(request, RegisterCheckpoint)
+    caller = caller_of(request)
+    caller.check_session(message.session)
     return answer(
-        await _ledger(request).database.write(lambda c: checkpoints.register_checkpoint(c, message))
+        await _ledger(request).database.write(
+            lambda c: checkpoints.register_checkpoint(c, message, attempt=caller.attempt)
+        )
     )
 
 
@@ -108,7 +113,8 @@ async def delete_checkpoint(request: Request, tenant: str, group: str, version: 
 async def put_prices(request: Request, name: str) -> Response:
     book = await read_message(request, PriceBook)
     check_price_book(name, book)
-    await _ledger(request).database.write(lambda c: put_price_book(c, name, book))
+    by = caller_of(request).service
+    await _ledger(request).database.write(lambda c: put_price_book(c, name, book, written_by=by))
     return answer(Empty())
 
 

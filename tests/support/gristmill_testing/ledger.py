@@ -5,7 +5,7 @@ import io
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,10 @@ import uvicorn
 
 from gristmill_contracts.errors import error_from
 from gristmill_contracts.http import (
+    ATTEMPT_HEADER,
     CONTENT_TYPE,
+    SERVICE_HEADER,
+    SESSION_HEADER,
     Heartbeat,
     Problem,
     ProducerCursor,
@@ -24,6 +27,7 @@ from gristmill_contracts.http import (
     UsageBatch,
 )  # fmt: skip
 from gristmill_contracts.ids import OpId, SessionUid, TenantName, UsageKind, event_id
+from gristmill_contracts.secrets import Service, producer_secret, service_secret
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_ledger.app import make_app
 from gristmill_ledger.ledger import Ledger
@@ -41,6 +45,20 @@ class LedgerClient:
     url: str
     ledger: Ledger
     http: aiohttp.ClientSession
+    headers: dict[str, str] = field(default_factory=dict)
+    """Sent with every call: who asks."""
+
+    def as_service(self, key: bytes, service: Service) -> "LedgerClient":
+        """The same ledger, asked by one of the cluster's services."""
+        secret = service_secret(key, service)
+        headers = {"Authorization": f"Bearer {secret}", SERVICE_HEADER: service}
+        return replace(self, headers=headers)
+
+    def as_meter(self, key: bytes, uid: str, attempt: int = 1) -> "LedgerClient":
+        """The same ledger, asked by the meter of an attempt."""
+        secret = producer_secret(key, SessionUid(uid), attempt)
+        headers = {"Authorization": f"Bearer {secret}", SESSION_HEADER: uid}
+        return replace(self, headers=headers | {ATTEMPT_HEADER: str(attempt)})
 
     async def call(
         self, method: str, path: str, message: object = None, **parameters: str | int
@@ -52,7 +70,7 @@ class LedgerClient:
             self.url + path,
             data=None if message is None else io.BytesIO(body),
             params=parameters,
-            headers={"Content-Type": CONTENT_TYPE},
+            headers={"Content-Type": CONTENT_TYPE} | self.headers,
         ) as response:
             return response.status, await response.read()
 
@@ -81,15 +99,22 @@ class LedgerClient:
         return answer
 
     async def register(
-        self, producer: str, *, tenant: str = "acme", session: str = "s-1", epoch: int = 1
+        self,
+        producer: str,
+        *,
+        tenant: str = "acme",
+        session: str = "s-1",
+        epoch: int = 1,
+        attempt: int = 1,
+        head_seq: int = 0,
     ) -> ProducerCursor:
         message = RegisterProducer(
             producer=producer,
             tenant=TenantName(tenant),
             session=SessionUid(session),
             epoch=epoch,
-            attempt=1,
-            head_seq=0,
+            attempt=attempt,
+            head_seq=head_seq,
         )
         return await self.ask(ProducerCursor, "POST", "/v1/producers", message)
 

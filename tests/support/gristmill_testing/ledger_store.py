@@ -27,19 +27,22 @@ def register(
     session: str = "s-1",
     epoch: int = 1,
     head_seq: int = 0,
+    attempt: int = 1,
 ) -> Registered:
     message = RegisterProducer(
         producer=producer,
         tenant=TenantName(tenant),
         session=SessionUid(session),
         epoch=epoch,
-        attempt=1,
+        attempt=attempt,
         head_seq=head_seq,
     )
     return database.write_now(lambda connection: register_producer(connection, message))
 
 
-def name_session(database: Database, uid: str, name: str, *, tenant: str = "acme") -> None:
+def name_session(
+    database: Database, uid: str, name: str, *, tenant: str = "acme", price_book: str | None = None
+) -> None:
     message = RegisterSession(
         uid=SessionUid(uid),
         tenant=TenantName(tenant),
@@ -48,18 +51,26 @@ def name_session(database: Database, uid: str, name: str, *, tenant: str = "acme
         model="tiny",
         rank=8,
         created_us=START_US,
+        price_book=price_book,
     )
     database.write_now(lambda connection: register_session(connection, message))
 
 
 def post(
-    database: Database, events: list[UsageEvent], producer: str = "p", *, epoch: int = 1
+    database: Database,
+    events: list[UsageEvent],
+    producer: str = "p",
+    *,
+    epoch: int = 1,
+    attempt: int | None = None,
 ) -> Stored:
     """Check and store a batch, as the route does."""
     batch = make_batch(producer, events, epoch=epoch)
     check_batch(batch)
     return database.write_now(
-        lambda connection: store_batch(connection, batch, book="default", now_us=NOW_US)
+        lambda connection: store_batch(
+            connection, batch, book="default", now_us=NOW_US, attempt=attempt
+        )
     )
 
 
