@@ -7,6 +7,7 @@ out the same actions, each in its own way.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gristmill_contracts import conditions
 from gristmill_contracts.http import Heartbeat
 from gristmill_contracts.resources import Condition
 from gristmill_contracts.session import TrainingSession
@@ -61,22 +62,46 @@ class Observed:
 
     @property
     def conditions(self) -> list[Condition]:
+        """Of the session as it is."""
         return self.session.status.conditions
 
     @property
+    def attempt(self) -> int:
+        """The present one; 0 = there was none. Pods tell of it too, should the status have been lost."""
+        if self.cluster is None:
+            return 0 if self.seat is None else self.seat.attempt
+        uid = self.session.metadata.uid
+        told = (pod.attempt or 0 for pod in self.cluster.pods if pod.owner_uid == uid)
+        return max(self.session.status.attempt, *told, 0)
+
+    @property
     def beat(self) -> Heartbeat | None:
-        """The heartbeat, if it is of the attempt that is seated."""
-        if self.seat is None or self.heartbeat is None:
+        """The heartbeat, if it is of the present attempt."""
+        if self.heartbeat is None or self.attempt == 0:
             return None
-        return self.heartbeat if self.heartbeat.view.attempt == self.seat.attempt else None
+        return self.heartbeat if self.heartbeat.view.attempt == self.attempt else None
 
     @property
     def flushed(self) -> bool:
         """Nothing of the session's usage is left with a meter."""
-        if self.seat is None:
+        if self.cluster is None and self.seat is None:
+            return True
+        if self.cluster is not None and (not self.ran or self._is_noted_flushed):
             return True
         beat = self.beat
         return beat is not None and beat.view.state == "Closed" and beat.acked_seq >= beat.head_seq
+
+    @property
+    def ran(self) -> bool:
+        """There may be usage. Nobody is sent to a meter before Started is written down."""
+        beat = self.heartbeat
+        told = beat is not None and (beat.head_seq > 0 or beat.view.last_received_number > 0)
+        return told or conditions.is_true(self.conditions, conditions.STARTED)
+
+    @property
+    def _is_noted_flushed(self) -> bool:
+        """No attempt follows the one that this was said of."""
+        return conditions.is_true(self.conditions, conditions.USAGE_FLUSHED)
 
 
 # --- actions -------------------------------------------------------------------------------------

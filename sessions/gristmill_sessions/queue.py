@@ -1,15 +1,39 @@
 """Who of a tenant's sessions may hold pods now, and who waits at which place. Pure.
 
-First come, first served on `quota.maxRunning`: a session that holds a place keeps it until it is over, so two
-observers that see the same sessions never give one place away twice.
+First come, first served on `quota.maxRunning`: a session that holds a place keeps it until it is over.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gristmill_contracts import conditions
 from gristmill_contracts.session import TrainingSession
 
 OVER = (conditions.FAILED, conditions.EXPIRED, conditions.STOPPED)
+
+
+def position(
+    session: TrainingSession,
+    sessions: Iterable[TrainingSession],
+    max_running: int | None,
+    held: Collection[str] = (),
+) -> int | None:
+    """The place of `session` among the `sessions` of its tenant: 1 = next; None = it may run now.
+
+    held: uids of resources that were given a place which `sessions` may not tell yet. Whoever gives places
+    keeps them, or two sessions are given the same one.
+    """
+    uid = session.metadata.uid
+    if max_running is None or uid in held or holds_place(session):
+        return None
+    others = [each for each in sessions if each.metadata.uid != uid]
+    holding = sum(each.metadata.uid in held or holds_place(each) for each in others)
+    ahead = sum(
+        _order(each) < _order(session)
+        for each in others
+        if each.metadata.uid not in held and waits(each)
+    )
+    place = ahead + 1 - max(0, max_running - holding)
+    return place if place > 0 else None
 
 
 def is_over(session: TrainingSession) -> bool:
@@ -22,25 +46,14 @@ def holds_place(session: TrainingSession) -> bool:
     return session.status.attempt > 0 and not is_over(session)
 
 
-def positions(sessions: Iterable[TrainingSession], max_running: int | None) -> dict[str, int]:
-    """Resource uid -> place in the queue (1 = next), for those of one tenant that must wait."""
-    if max_running is None:
-        return {}
-    all_of_them = list(sessions)
-    free = max_running - sum(holds_place(each) for each in all_of_them)
-    waiting = sorted(
-        (each for each in all_of_them if may_wait(each)),
-        key=lambda each: (each.metadata.creation_time_us, each.metadata.uid),
-    )
-    return {each.metadata.uid: index for index, each in enumerate(waiting[max(0, free) :], start=1)}
-
-
-def may_wait(session: TrainingSession) -> bool:
+def waits(session: TrainingSession) -> bool:
     """It wants a place: what is stopped, deleted, over or refused does not stand in others' way."""
-    meta, accepted = (
-        session.metadata,
-        conditions.find(session.status.conditions, conditions.ACCEPTED),
-    )
+    meta = session.metadata
+    accepted = conditions.find(session.status.conditions, conditions.ACCEPTED)
     refused = accepted is not None and accepted.status == "False"
-    wanted = session.spec.desired_state != "Stopped" and meta.deletion_time_us is None
+    wanted = session.spec.desired_state == "Running" and meta.deletion_time_us is None
     return wanted and not refused and not holds_place(session) and not is_over(session)
+
+
+def _order(session: TrainingSession) -> tuple[int, str]:
+    return session.metadata.creation_time_us, session.metadata.uid

@@ -37,6 +37,13 @@ class Facts:
         )
 
     @property
+    def stopping(self) -> bool:
+        """The spec asks for it, or an annotation did, which the condition remembers: a stop is for ever."""
+        stopped = known.find(self.conditions, known.STOPPED)
+        begun = stopped is not None and stopped.status == "False"
+        return begun or self.spec.desired_state == "Stopped"
+
+    @property
     def scheduled(self) -> bool:
         pods = known.find(self.conditions, known.PODS_READY)
         return self.true(known.QUOTA_RESERVED) and pods is not None
@@ -47,11 +54,8 @@ TABLE: Final[tuple[tuple[State, Callable[[Facts], bool]], ...]] = (
     ("Deleting", lambda facts: facts.deleting),
     ("Failed", lambda facts: facts.true(known.FAILED)),
     ("Expired", lambda facts: facts.true(known.EXPIRED)),
-    (
-        "Stopped",
-        lambda facts: facts.spec.desired_state == "Stopped" and facts.true(known.STOPPED),
-    ),
-    ("Stopping", lambda facts: facts.spec.desired_state == "Stopped"),
+    ("Stopped", lambda facts: facts.true(known.STOPPED)),
+    ("Stopping", lambda facts: facts.stopping),
     ("Blocked", lambda facts: facts.true(known.STARTED) and facts.true(known.BLOCKED)),
     ("Running", lambda facts: facts.true(known.STARTED)),
     ("Scheduled", lambda facts: facts.scheduled),

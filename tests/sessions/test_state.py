@@ -42,7 +42,9 @@ EXAMPLES: list[tuple[State, Given]] = [
     ("Expired", ([EXPIRED, STARTED, BLOCKED], "Running", False)),
     ("Expired", ([EXPIRED, STOPPED], "Stopped", False)),
     ("Stopped", ([STOPPED, STARTED, BLOCKED], "Stopped", False)),
+    ("Stopped", ([STOPPED, STARTED], "Running", False)),
     ("Stopping", ([STOPPING, STARTED], "Stopped", False)),
+    ("Stopping", ([STOPPING, STARTED, BLOCKED], "Running", False)),
     ("Stopping", ([], "Stopped", False)),
     ("Stopping", ([STARTED, BLOCKED], "Stopped", False)),
     ("Blocked", ([STARTED, BLOCKED, QUOTA, PODS_READY], "Running", False)),
@@ -64,7 +66,7 @@ EXAMPLES: list[tuple[State, Given]] = [
         "Created",
         ([condition("Failed", "Unknown"), condition("Started", "Unknown")], "Running", False),
     ),
-    ("Created", ([STOPPED], "Running", False)),
+    ("Created", ([condition("Stopped", "Unknown")], "Running", False)),
 ]
 
 
