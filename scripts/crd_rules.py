@@ -28,6 +28,8 @@ class Rule:
     message: str
     expression: str = ""
     """CEL text of the message, with values; empty = `message` says it all."""
+    field: str = ""
+    """What the server names as the field, below `at`; empty = `at`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ def name_rules(pattern: str, form: str, room: str) -> tuple[Rule, Rule]:
     return (
         Rule(
             at="",
+            field=".metadata.name",
             rule=f"size(self.metadata.name) <= {NAME_MAX}",
             message=f"metadata.name has more than {NAME_MAX} characters; choose a shorter name",
             expression=said(
@@ -104,6 +107,7 @@ def name_rules(pattern: str, form: str, room: str) -> tuple[Rule, Rule]:
         ),
         Rule(
             at="",
+            field=".metadata.name",
             rule=f"self.metadata.name.matches('{pattern}')",
             message=f"metadata.name is not valid; {form}",
             expression=said(f"metadata.name '%s' is not valid; {form}", "self.metadata.name"),
@@ -245,7 +249,11 @@ SESSION_RULES: Final = (
     Rule(
         at="spec",
         rule=f"{value('self', 'budget.maxTokens', '1')} > 0",
-        message="spec.budget.maxTokens is 0; set at least 1, or leave it out for no bound",
+        message="spec.budget.maxTokens is below 1; set at least 1, or leave it out for no bound",
+        expression=said(
+            "spec.budget.maxTokens is %d; set at least 1, or leave it out for no bound",
+            value("self", "budget.maxTokens", "0"),
+        ),
     ),
     Rule(
         at="spec",
@@ -271,7 +279,7 @@ SESSION: Final = Kind(
     plural="trainingsessions",
     short="gms",
     selectable=(".status.state", ".spec.baseModelRef.name"),
-    said_by_rules=frozenset({("spec.budget.maxTokens", "minimum")}),
+    said_by_rules=frozenset({("spec.budget.maxTokens", "minimum"), ("spec.lora", "default")}),
     columns=(
         Column(
             name="State", path=".status.state", description="In the words of the SageMaker API."

@@ -139,6 +139,8 @@ def _rule(rule: Rule) -> Schema:
     entry = {"rule": rule.rule, "message": rule.message}
     if rule.expression:
         entry["messageExpression"] = rule.expression
+    if rule.field:
+        entry["fieldPath"] = rule.field
     return entry
 
 
@@ -157,7 +159,7 @@ def root_schema(kind: Kind) -> Schema:
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"{definition_kind(kind)}."},
-            "metadata": {"type": "object"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             **parts,
         },
     }

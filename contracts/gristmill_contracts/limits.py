@@ -137,6 +137,8 @@ LEDGER_COMMIT_TRIES_MAX: Final = 5
 """How often a transaction that PostgreSQL aborted for a deadlock is run again before a 503."""
 LEDGER_TEXT_CHARS_MAX: Final = 4096
 """Longest name, path or id in a message to the ledger."""
+RESOURCE_INTEGER_MAX: Final = 2**53 - 1
+"""Largest integer in a resource: what every reader of JSON keeps exact."""
 QUANTITY_MAX: Final = 2**63 - 1
 """Largest token count, time or number that the ledger's integers hold."""
 HEARTBEAT_WAIT_S_MAX: Final = 30.0

@@ -77,7 +77,7 @@ LabelValue = Annotated[
 ]
 CurrencyCode = Annotated[str, Field(max_length=3, pattern=r"^[A-Z]{3}$")]
 
-Count = Annotated[int, Field(ge=0, le=limits.QUANTITY_MAX)]
+Count = Annotated[int, Field(ge=0, le=limits.RESOURCE_INTEGER_MAX)]
 
 
 class Model(BaseModel):

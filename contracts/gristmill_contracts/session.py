@@ -121,7 +121,7 @@ class StorageSpec(Model):
 class BudgetSpec(Model):
     """What the session may spend: tokens or money, not both."""
 
-    max_tokens: int | None = Field(default=None, ge=1, le=limits.QUANTITY_MAX)
+    max_tokens: int | None = Field(default=None, ge=1, le=limits.RESOURCE_INTEGER_MAX)
     """Tokens of all types that the session may use."""
     max_cost: Decimal | None = None
     """Money that the session may cost, in the rate card's currency, as 12.50."""
