@@ -15,7 +15,7 @@ from gristmill_gateway.kubernetes_objects import SESSIONS, Json
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ACCOUNT_PREFIX: Final = "system:serviceaccount:"
-EDIT_ROLE: Final = "gristmill-edit"
+EDIT_ROLE: Final = "gristmill-editor"
 
 
 @dataclass(frozen=True, slots=True)

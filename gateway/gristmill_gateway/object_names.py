@@ -7,7 +7,8 @@ from typing import Final
 
 from gristmill_contracts import limits
 
-_DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_DNS_LABEL: Final = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
+"""It begins with a letter, for a Service gets the name too."""
 
 
 def object_name(session_name: str) -> str:

@@ -46,18 +46,23 @@ class DeclaredTenancy:
 
 
 def namespaces_of(tenants: Iterable[Tenant]) -> dict[str, str]:
-    """A namespace is one tenant's: of two that claim it, it is the older one's.
+    """A namespace is one tenant's: of two that claim it, it is his whom the operator gave it, else the older's.
 
     A tenant whose namespace was found to be somebody else's has none, or its keys would open what lies
     there.
     """
     owners: dict[str, str] = {}
-    for tenant in sorted(tenants, key=lambda t: (t.metadata.creation_time_us, t.metadata.name)):
+    for tenant in sorted(tenants, key=_claim):
         ready = conditions.find(tenant.status.conditions, conditions.NAMESPACE_READY)
         if ready is not None and ready.status == "False" and ready.reason == "NamespaceForeign":
             continue
         owners.setdefault(namespace_of(tenant), tenant.metadata.name)
     return {tenant: namespace for namespace, tenant in owners.items()}
+
+
+def _claim(tenant: Tenant) -> tuple[bool, int, str]:
+    given = conditions.is_true(tenant.status.conditions, conditions.NAMESPACE_READY)
+    return (not given, tenant.metadata.creation_time_us, tenant.metadata.name)
 
 
 def namespace_of(tenant: Tenant) -> str:

@@ -139,6 +139,8 @@ class FakeMeter:
 
     attempts: dict[str, int] = field(default_factory=dict)
     result: Callable[[Operation], Result] = answer
+    secrets: dict[str, str] = field(default_factory=dict)
+    """Of sessions whose door has a key of its own."""
     fault: GristmillError | None = None
     state: str = "Completed"
     """State of every operation when it is polled."""
@@ -186,7 +188,7 @@ class FakeMeter:
         uid = request.path_params["uid"]
         if uid not in self.attempts:
             raise NotFoundError(f"session {uid} is not served here")
-        if request.headers["authorization"] != f"Bearer {SECRET}":
+        if request.headers["authorization"] != f"Bearer {self.secrets.get(uid, SECRET)}":
             raise UnauthenticatedError("the secret is wrong")
         if request.headers[ATTEMPT_HEADER] != str(self.attempts[uid]):
             raise FencedError(f"session {uid} is served as attempt {self.attempts[uid]}")

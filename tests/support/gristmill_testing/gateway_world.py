@@ -29,7 +29,7 @@ from gristmill_contracts.credentials import (
     EndpointSecret,
     EndpointSecretSpec,
 )
-from gristmill_contracts.http import Checkpoint, Problem, TenantAccount
+from gristmill_contracts.http import Checkpoint, CheckpointGroup, CreateGroup, Problem, TenantAccount
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
 from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import (
@@ -66,6 +66,8 @@ class FakeLedger:
             routes=[
                 Route("/healthz", lambda _request: Response("ok")),
                 Route("/v1/tenants/{name}", self._tenant, methods=["PUT"]),
+                Route("/v1/checkpoint-groups", self._group, methods=["POST"]),
+                Route("/v1/usage", lambda _request: Response(b'{"rows": []}')),
                 Route("/v1/checkpoints/{tenant}/{group}/{version:int}", self._checkpoint),
             ]
         )
@@ -74,6 +76,12 @@ class FakeLedger:
         name = request.path_params["name"]
         account = self.accounts.setdefault(name, f"2{len(self.accounts):011d}")
         return self._answer(TenantAccount(tenant=TenantName(name), account_id=account))
+
+    async def _group(self, request: Request) -> Response:
+        wanted = msgspec.msgpack.decode(await request.body(), type=CreateGroup)
+        return self._answer(
+            CheckpointGroup(tenant=wanted.tenant, name=wanted.name, description="", created_us=0)
+        )
 
     async def _checkpoint(self, request: Request) -> Response:
         parts = request.path_params
