@@ -1,7 +1,7 @@
 """Write what the chart is made of from its sources; --check only compares.
 
 values.schema.json and docs/reference/chart-values.md from the comments of values.yaml; files/crds and
-files/policies from crds/. A comment above a value is its text. Comment lines `# @word argument` bound it:
+files/policies from crds/; files/dashboards from dashboard.py. A comment above a value is its text. Comment lines `# @word argument` bound it:
 
     @enum A B        one of these strings
     @pattern REGEX   of a string
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from dashboard import dashboard
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts/gristmill"
@@ -197,6 +198,7 @@ def main() -> int:
     wanted = {
         CHART / "values.schema.json": schema_file(),
         ROOT / "docs/reference/chart-values.md": reference_page(),
+        CHART / "files/dashboards/platform.json": dashboard(),
         **copies(),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
