@@ -76,6 +76,9 @@ RESOURCE_QUOTAS: Final = _core("ResourceQuota", "resourcequotas")
 LIMIT_RANGES: Final = _core("LimitRange", "limitranges")
 NETWORK_POLICIES: Final = _v1("networking.k8s.io", "NetworkPolicy", "networkpolicies")
 ROLE_BINDINGS: Final = _v1("rbac.authorization.k8s.io", "RoleBinding", "rolebindings")
+RESOURCE_CLAIM_TEMPLATES: Final = _v1(
+    "resource.k8s.io", "ResourceClaimTemplate", "resourceclaimtemplates"
+)
 LEASES: Final = _v1("coordination.k8s.io", "Lease", "leases")
 EVENTS: Final = _v1("events.k8s.io", "Event", "events")
 
