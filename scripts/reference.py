@@ -22,6 +22,7 @@ from gristmill_contracts import errors, limits, metrics
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
 NOTE = "This page is made from the code by `make docs`.\n"
 SETTINGS = {
+    "operator": "gristmill_operator.settings",
     "gateway": "gristmill_gateway.settings",
     "meter": "gristmill_meter.settings",
     "ledger": "gristmill_ledger.settings",
@@ -132,13 +133,22 @@ def settings_page() -> str:
 # --- metrics -------------------------------------------------------------------------------------
 
 METRIC_PACKAGES = (
+    "operator/gristmill_operator",
     "gateway/gristmill_gateway",
     "billing/gristmill_meter",
     "billing/gristmill_ledger",
     "worker/gristmill_worker",
     "cli/gristmill_cli",
 )
-METRIC_KINDS = {"Counter": "counter", "Gauge": "gauge", "_gauge": "gauge", "Histogram": "histogram"}
+METRIC_KINDS = {
+    "Counter": "counter",
+    "_counter": "counter",
+    "Gauge": "gauge",
+    "_gauge": "gauge",
+    "GaugeMetricFamily": "gauge",
+    "Histogram": "histogram",
+    "_histogram": "histogram",
+}
 
 
 def metrics_in(source: str) -> Iterator[str]:
@@ -153,10 +163,22 @@ def metrics_in(source: str) -> Iterator[str]:
         constant, text = node.args[:2]
         if not isinstance(constant, ast.Attribute) or not isinstance(text, ast.Constant):
             continue
-        labels = next((ast.literal_eval(a) for a in node.args[2:3] if isinstance(a, ast.List)), [])
         shown_name = getattr(metrics, constant.attr)
-        listed = ", ".join(f"`{label}`" for label in labels)
+        listed = ", ".join(f"`{label}`" for label in labels_of(node))
         yield f"| `{shown_name}` | {METRIC_KINDS[name]} | {listed} | {text.value} |\n"
+
+
+def labels_of(call: ast.Call) -> list[str]:
+    """The labels in a call that makes a metric: a list, or strings one by one."""
+    given = [*call.args[2:], *(word.value for word in call.keywords if word.arg == "labels")]
+    names = [
+        part for each in given for part in (each.elts if isinstance(each, ast.List) else [each])
+    ]
+    return [
+        part.value
+        for part in names
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
 
 
 def metrics_page() -> str:
