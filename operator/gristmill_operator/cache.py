@@ -7,7 +7,7 @@ object after its end. Reordered and repeated news therefore do no harm.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from gristmill_contracts import labels
 from gristmill_contracts.session import TrainingSession
@@ -28,6 +28,7 @@ class _Shelf:
 
     objects: dict[Place, Json] = field(default_factory=dict)
     by_uid: dict[str, Place] = field(default_factory=dict)
+    by_namespace: dict[str, set[Place]] = field(default_factory=dict)
     by_session: dict[Place, set[Place]] = field(default_factory=dict)
     """Namespace and session label -> the objects that carry it."""
 
@@ -50,16 +51,18 @@ class ObjectCache:
         return None if place is None else shelf.objects[place]
 
     def list(self, kind: Kind, namespace: str | None = None) -> Sequence[Json]:
-        objects = self._shelf(kind).objects
+        shelf = self._shelf(kind)
         if namespace is None:
-            return [*objects.values()]
-        return [body for place, body in objects.items() if place[0] == namespace]
+            return [*shelf.objects.values()]
+        return [shelf.objects[place] for place in shelf.by_namespace.get(namespace, ())]
 
-    def children(self, kind: Kind, owner: TrainingSession) -> Sequence[Json]:
+    def children(
+        self, kind: Kind, owner: TrainingSession, *, foreign: bool = False
+    ) -> Sequence[Json]:
         meta, shelf = owner.metadata, self._shelf(kind)
         places = shelf.by_session.get((meta.namespace, meta.name), ())
         found = (shelf.objects[place] for place in places)
-        return [body for body in found if _may_belong(body, meta.uid)]
+        return [body for body in found if foreign or _may_belong(body, meta.uid)]
 
     def uids(self, kind: Kind) -> set[str]:
         return set(self._shelf(kind).by_uid)
@@ -84,6 +87,7 @@ class ObjectCache:
         kept = trim(kind, body)
         shelf.objects[place] = kept
         shelf.by_uid[kept["metadata"]["uid"]] = place
+        shelf.by_namespace.setdefault(place[0], set()).add(place)
         session = _session_label(kept)
         if session:
             shelf.by_session.setdefault((place[0], session), set()).add(place)
@@ -104,17 +108,25 @@ class ObjectCache:
     def _take_off(self, shelf: _Shelf, place: Place, known: Json) -> None:
         del shelf.objects[place]
         shelf.by_uid.pop(known["metadata"]["uid"], None)
-        session = _session_label(known)
-        others = shelf.by_session.get((place[0], session), set())
-        others.discard(place)
-        if session and not others:
-            shelf.by_session.pop((place[0], session), None)
+        _take_out(shelf.by_namespace, place[0], place)
+        _take_out(shelf.by_session, (place[0], _session_label(known)), place)
 
     def _shelf(self, kind: Kind) -> _Shelf:
         shelf = self._shelves.get(kind)
         if shelf is None:
             shelf = self._shelves[kind] = _Shelf()
         return shelf
+
+
+K = TypeVar("K")
+
+
+def _take_out(index: dict[K, set[Place]], key: K, place: Place) -> None:
+    places = index.get(key)
+    if places is not None:
+        places.discard(place)
+        if not places:
+            del index[key]
 
 
 def version_of(body: Json) -> int:

@@ -5,7 +5,7 @@ and every few minutes, since a watch may miss the end of an object, or deliver n
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,8 +18,9 @@ from gristmill_operator.watch import Intake
 
 logger = logging.getLogger(__name__)
 
-GRACE_S: Final = 5.0
-"""A watch may be this late before it is called silent."""
+LATE_S: Final = 30.0
+"""A watch that is later than this is silent: the API server answered all the while."""
+CHECK_S: Final = 1.0
 WARM_CHECK_S: Final = 0.05
 ASK_AFTER_S: Final = 2.0
 
@@ -29,9 +30,13 @@ class Sweeper:
     client: ApiClient
     intake: Intake
     every_s: float
+    corrected: Callable[[Kind, int], None] = lambda kind, count: None
+    """Told how many objects a sweep put right."""
+    late_s: float = LATE_S
     clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     silent_since: dict[Kind, float] = field(default_factory=dict)
-    """Kinds whose watch was found to miss changes, and since when; cleared by a sweep that finds none."""
+    """Kinds whose watch missed changes, and since when; cleared by a sweep that finds it whole."""
 
     @property
     def cache(self) -> ObjectCache:
@@ -64,23 +69,29 @@ class Sweeper:
         """Put right what the cache has wrong. Returns how many objects."""
         before = self.cache.uids(kind)
         listed = {body["metadata"]["uid"]: body for body in await self._list(kind)}
-        suspects = [body for body in listed.values() if not self._is_known(kind, body)]
-        ghosts = before - listed.keys()
-        if not suspects and not ghosts:
-            self.silent_since.pop(kind, None)
-            return 0
-        await asyncio.sleep(GRACE_S)
         wrong = 0
-        for uid in ghosts:
+        for uid in before - listed.keys():
             wrong += await self._remove_ghost(kind, uid)
-        for body in suspects:
-            wrong += not self._is_known(kind, body) and await self._fetch(kind, body)
-        if wrong:
+        missed = await self._missed(
+            [b for b in listed.values() if not self._is_known(kind, b)], kind
+        )
+        if missed:
             self.silent_since.setdefault(kind, self.clock())
-            logger.warning("watch_missed", extra={"kind": kind.plural, "objects": wrong})
         else:
             self.silent_since.pop(kind, None)
-        return wrong
+        if wrong + missed:
+            extra = {"kind": kind.plural, "ghosts": wrong, "missed": missed}
+            logger.warning("watch_missed", extra=extra)
+            self.corrected(kind, wrong + missed)
+        return wrong + missed
+
+    async def _missed(self, suspects: list[Json], kind: Kind) -> int:
+        """Wait for the watch to bring them; take in those that it does not bring. Returns how many."""
+        until = self.clock() + self.late_s
+        while suspects and self.clock() < until:
+            await self.sleep(CHECK_S)
+            suspects = [body for body in suspects if not self._is_known(kind, body)]
+        return sum([await self._fetch(kind, body) for body in suspects])
 
     async def _remove_ghost(self, kind: Kind, uid: str) -> bool:
         known = self.cache.by_uid(kind, uid)

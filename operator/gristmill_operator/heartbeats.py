@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -11,9 +12,12 @@ from gristmill_contracts import limits
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.http import Heartbeat, HeartbeatPage
 from gristmill_contracts.ids import SessionUid
+from gristmill_operator.ledger import BEAT_WAIT_S
 
 logger = logging.getLogger(__name__)
 
+KEPT_MAX: Final = 50_000
+"""The ledger also tells of sessions that are long gone: the oldest are forgotten."""
 PAUSE_S: Final = 0.1
 """Between two polls: many sessions beat, and each poll takes all that came meanwhile."""
 RETRY_FIRST_S: Final = 0.2
@@ -21,7 +25,7 @@ RETRY_MAX_S: Final = 5.0
 
 
 class BeatSource(Protocol):
-    async def heartbeats(self, after: int) -> HeartbeatPage: ...
+    async def heartbeats(self, after: int, wait_s: float) -> HeartbeatPage: ...
 
 
 Told = Callable[[SessionUid, Heartbeat | None, Heartbeat], None]
@@ -34,9 +38,13 @@ class HeartbeatStream:
 
     source: BeatSource
     told: Told
+    ready: Callable[[], None] = lambda: None
+    """Told once, when it has caught up."""
     clock: Callable[[], float] = time.monotonic
     ledger_answers: bool = False
-    _newest: dict[SessionUid, tuple[Heartbeat, float]] = field(default_factory=dict)
+    caught_up: bool = False
+    """Everything that the ledger had when this process started was read."""
+    _newest: OrderedDict[SessionUid, tuple[Heartbeat, float]] = field(default_factory=OrderedDict)
     _cursor: int = 0
 
     def newest(self, uid: SessionUid) -> Heartbeat | None:
@@ -68,7 +76,8 @@ class HeartbeatStream:
 
     async def poll(self) -> bool:
         """One page. True if there is most likely more."""
-        page = await self.source.heartbeats(self._cursor)
+        wait_s = BEAT_WAIT_S if self.caught_up else 0.0
+        page = await self.source.heartbeats(self._cursor, wait_s)
         if page.cursor < self._cursor:
             # The ledger was restored from a backup, and counts from an earlier number.
             logger.warning("heartbeat_cursor_fell", extra={"cursor": page.cursor})
@@ -78,8 +87,15 @@ class HeartbeatStream:
             uid = beat.view.uid
             before = self.newest(uid)
             self._newest[uid] = (beat, now)
+            self._newest.move_to_end(uid)
+            if len(self._newest) > KEPT_MAX:
+                self._newest.popitem(last=False)
             self.told(uid, before, beat)
-        return len(page.heartbeats) >= limits.HEARTBEAT_PAGE_MAX
+        full = len(page.heartbeats) >= limits.HEARTBEAT_PAGE_MAX
+        if not full and not self.caught_up:
+            self.caught_up = True
+            self.ready()
+        return full
 
 
 def is_news(before: Heartbeat | None, beat: Heartbeat) -> bool:

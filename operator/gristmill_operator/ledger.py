@@ -55,7 +55,7 @@ class LedgerClient:
     async def record_gap(self, uid: SessionUid, gap: UsageGap) -> None:
         await self._ask("POST", f"/v1/sessions/{uid}/gaps", Empty, message=gap)
 
-    async def heartbeats(self, after: int, wait_s: float = BEAT_WAIT_S) -> HeartbeatPage:
+    async def heartbeats(self, after: int, wait_s: float) -> HeartbeatPage:
         """Held by the ledger until something changed behind `after`, or `wait_s` passed."""
         path = f"/v1/heartbeats?after={after}&wait_s={wait_s:g}"
         return await self._ask("GET", path, HeartbeatPage, timeout_s=wait_s + ANSWER_TIMEOUT_S)

@@ -74,6 +74,11 @@ def _of_child(body: Json) -> list[Key]:
 def _of_session(before: Json | None, after: Json | None, cache: ObjectCache) -> Iterator[Key]:
     body = _either(before, after)
     yield session_key(body)
+    if before is None:
+        # Weights from a hub are fetched into the namespace of the session that needs them.
+        model = ((body.get("spec") or {}).get("baseModelRef") or {}).get("name")
+        if model:
+            yield Key("BaseModel", "", model)
     if after is None:
         yield from waiting_beside(body, cache)
 

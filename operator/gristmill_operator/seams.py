@@ -40,8 +40,13 @@ class Cache(Protocol):
         """Every object of a kind, in no order; `namespace=None` = all namespaces."""
         ...
 
-    def children(self, kind: Kind, owner: TrainingSession) -> Sequence[Json]:
-        """Those that carry the session's label in its namespace and no controller but this session."""
+    def children(
+        self, kind: Kind, owner: TrainingSession, *, foreign: bool = False
+    ) -> Sequence[Json]:
+        """Those that carry the session's label in its namespace and no controller but this session.
+
+        foreign: those of other controllers, too.
+        """
         ...
 
 
@@ -51,6 +56,11 @@ class Heartbeats(Protocol):
     @property
     def ledger_answers(self) -> bool:
         """The ledger answered the last poll."""
+        ...
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that the ledger had when the operator started was read."""
         ...
 
     def newest(self, uid: SessionUid) -> Heartbeat | None: ...

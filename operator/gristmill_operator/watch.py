@@ -42,8 +42,8 @@ class Intake:
 
     cache: ObjectCache
     queue: KeyQueue
-    counted: Callable[[str], None] = lambda kind: None
-    """Told of each piece of news, by the kind's plural."""
+    told: Callable[[Kind, Json | None, Json | None], None] = lambda kind, before, after: None
+    """Told of each piece of news: kind, the object before and after; None = it is not there."""
 
     def take(self, kind: Kind, body: Json) -> bool:
         """The object is there, as `body` says. False if that is old."""
@@ -62,7 +62,7 @@ class Intake:
         self._tell(kind, body, None)
 
     def _tell(self, kind: Kind, before: Json | None, after: Json | None) -> None:
-        self.counted(kind.plural)
+        self.told(kind, before, after)
         for key in keys_for(kind, before, after, self.cache):
             self.queue.add(key)
 
@@ -123,6 +123,7 @@ class Watcher:
     settings: kopf.OperatorSettings
     loop: asyncio.AbstractEventLoop
     """Where the intake lives."""
+    restarted: Callable[[], None] = lambda: None
     _stop: threading.Event = field(default_factory=threading.Event)
 
     async def run(self) -> None:
@@ -140,6 +141,7 @@ class Watcher:
             now = self.loop.time()
             ended = [*(at for at in ended if now - at < RESTARTS_WITHIN_S), now]
             logger.error("watch_ended", extra={"error": why, "times": len(ended)})
+            self.restarted()
             if len(ended) > RESTARTS_MAX:
                 raise UnavailableError(f"the watches ended {len(ended)} times, last: {why}")
             await asyncio.sleep(1.0)
@@ -150,12 +152,13 @@ class Watcher:
             asyncio.run(self._operate())
         except BaseException as error:  # noqa: BLE001 - whatever it is, the watch is over
             why = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError):  # the loop is closed: we are stopping
+        with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(_resolve, done, why)
 
     async def _operate(self) -> None:
         def told(kind: Kind, type_: str | None, body: Json) -> None:
-            self.loop.call_soon_threadsafe(self._take, kind, type_, body)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: we are stopping
+                self.loop.call_soon_threadsafe(self._take, kind, type_, body)
 
         def login() -> kopf.AiohttpSession:
             # A new one each time: kopf takes a known one for the one that was just refused.
