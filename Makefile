@@ -117,6 +117,10 @@ bench-overhead: setup ## What gateway and meter add to an operation
 docs: setup ## Write the generated pages of docs/reference
 	@$(BIN)/python scripts/reference.py
 
+.PHONY: crds
+crds: setup ## Write the custom resource definitions of crds/ from the contracts
+	@$(BIN)/python scripts/crds.py
+
 .PHONY: chart
 chart: setup ## Write the chart's schema, its reference page and its copies of crds/
 	@$(BIN)/python scripts/chart.py

@@ -10,7 +10,7 @@ from typing import Final
 from gristmill_contracts import limits
 from gristmill_contracts.base_model import BaseModelResource
 from gristmill_contracts.rate_card import RateCard
-from gristmill_contracts.resources import Resource
+from gristmill_contracts.resources import QUALIFIED_KEY_PATTERN, Resource
 from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 
@@ -111,6 +111,20 @@ def name_rules(pattern: str, form: str, room: str) -> tuple[Rule, Rule]:
             rule=f"self.metadata.name.matches('{pattern}')",
             message=f"metadata.name is not valid; {form}",
             expression=said(f"metadata.name '%s' is not valid; {form}", "self.metadata.name"),
+        ),
+    )
+
+
+def keys_rule(at: str, what: str, example: str) -> Rule:
+    """The keys of a map: a structural schema bounds values alone."""
+    sound = f"size(k) <= 316 && k.matches('{QUALIFIED_KEY_PATTERN}')"
+    return Rule(
+        at=at,
+        rule=f"self.all(k, {sound})",
+        message=f"a key is not the name of a {what}; write it as {example}",
+        expression=said(
+            f"'%s' is not the name of a {what}; write it as {example}",
+            f"self.filter(k, !({sound}))[0]",
         ),
     )
 
@@ -403,6 +417,8 @@ TENANT: Final = Kind(
             )
             for at in ("spec.network.egressCIDRs[]", "spec.network.egressProfiles[].cidrs[]")
         ),
+        keys_rule("spec.quota.devices", "resource", "nvidia.com/gpu"),
+        keys_rule("spec.nodePools[].nodeSelector", "label", "nvidia.com/gpu.product"),
     ),
 )
 
@@ -486,6 +502,7 @@ BASE_MODEL: Final = Kind(
                 "profile '%s' has both device and dra; leave one of them out", "self.name"
             ),
         ),
+        keys_rule("spec.profiles[].nodeSelector", "label", "nvidia.com/gpu.product"),
     ),
 )
 

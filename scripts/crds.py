@@ -91,14 +91,12 @@ class Converter:
             }
         if schema.get("required"):
             kept["required"] = list(schema["required"])
-        names = schema.get("propertyNames")
+        # Keys with a pattern stand as patternProperties; a structural schema knows their values alone.
         values = schema.get("additionalProperties") or next(
             iter(schema.get("patternProperties", {}).values()), None
         )
         if isinstance(values, dict):
             kept["additionalProperties"] = self.convert(values, f"{path}{{}}")
-        if names is not None and "maxProperties" not in kept:
-            self.problems.append(f"{path}: no maxProperties")
 
     def _set_default(self, kept: Schema, path: str) -> None:
         """An object's default is {} where its fields have defaults; emptiness is no default."""
@@ -124,7 +122,7 @@ class Converter:
             "string": kept.keys() & {"maxLength", "enum", "format"},
             "integer": kept.keys() & {"maximum", "enum"},
             "array": kept.keys() & {"maxItems"},
-            "object": kept.keys() & {"properties", "maxProperties"} or "items" not in kept,
+            "object": "additionalProperties" not in kept or "maxProperties" in kept,
             "boolean": True,
         }.get(str(kept.get("type")))
         if not bound:

@@ -281,6 +281,20 @@ TENANTS = [
     ),
 ]
 
+LABEL = "is not the name of a label; write it as nvidia.com/gpu.product"
+TENANTS += [
+    Case(
+        kind=TENANT,
+        first={"spec.quota": {"devices": {"two words": "1"}}},
+        refused="spec.quota.devices: 'two words' is not the name of a resource; write it as nvidia.com/gpu",
+    ),
+    Case(
+        kind=TENANT,
+        first={"spec.nodePools": [{"name": "a", "nodeSelector": {"a b": "x"}}]},
+        refused=f"spec.nodePools[0].nodeSelector: 'a b' {LABEL}",
+    ),
+]
+
 OTHER_MODEL = "make a BaseModel with another name"
 
 MODELS = [
@@ -345,6 +359,14 @@ MODELS = [
     ),
     Case(
         kind=MODEL, then={"spec.deprecated": True, "spec.profiles": [{"name": "a"}, {"name": "b"}]}
+    ),
+]
+
+MODELS += [
+    Case(
+        kind=MODEL,
+        first={"spec.profiles": [{"name": "a", "nodeSelector": {"a b": "x"}}]},
+        refused=f"spec.profiles[0].nodeSelector: 'a b' {LABEL}",
     ),
 ]
 
@@ -419,6 +441,8 @@ def rules(schema: Json) -> Iterator[Json]:
         yield from rules(below)
     if "items" in schema:
         yield from rules(schema["items"])
+    if "additionalProperties" in schema:
+        yield from rules(schema["additionalProperties"])
 
 
 def all_rules() -> Iterator[tuple[str, Json]]:
