@@ -32,6 +32,7 @@ from gristmill_gateway.sagemaker.context import RuntimeContext
 from gristmill_gateway.sagemaker.json_wire import JsonWire
 from gristmill_gateway.sagemaker.runtime_wire import RuntimeWire
 from gristmill_gateway.settings import GatewaySettings
+from gristmill_gateway.waiting_room import WaitingRoom
 from gristmill_sessions.port import ResourceStore
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ def make_gateway(
     cluster: Cluster | None = None,
 ) -> Gateway:
     """key: what operation ids and page tokens are signed with, each with a key derived from it."""
+    draining = asyncio.Event()
     directory = Directory(store, None if cluster is None else cluster.tenancy)
     ledger = LedgerClient(http, settings.ledger_url, None if cluster is None else cluster.key)
     metrics = Metrics()
@@ -97,13 +99,18 @@ def make_gateway(
         store=store,
         directory=directory,
         ledger=ledger,
-        meters=Meters(directory=directory, client=MeterClient(http)),
+        meters=Meters(
+            directory=directory,
+            client=MeterClient(http),
+            room=WaitingRoom(settings.submit_hold_s, draining),
+        ),
         metrics=metrics,
         operation_key=derived_key(key, "operation-id"),
         token_key=derived_key(key, "page-token"),
         result_wait_s=settings.result_wait_s,
         access=OwnersAccess() if cluster is None else cluster.access,
         stop_by_annotation=cluster is not None,
+        draining=draining,
     )
     artifacts: ArtifactStore = LocalArtifactStore(settings.artifacts_dir)
     front = FrontDoor(

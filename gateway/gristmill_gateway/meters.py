@@ -1,11 +1,15 @@
 """Talks to the meter of a session, wherever it is now: finds it, and looks again where it has moved."""
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from gristmill_contracts import conditions
 from gristmill_contracts.errors import (
+    ConflictError,
     FencedError,
     GristmillError,
     NotFoundError,
@@ -20,23 +24,35 @@ from gristmill_contracts.http import (
     Submitted,
 )
 from gristmill_contracts.ids import OpId
-from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.session import TERMINAL_STATES, TrainingSession
 from gristmill_gateway.directory import Directory, Endpoint
 from gristmill_gateway.meter_client import MeterAwayError, MeterClient, NotServedError
+from gristmill_gateway.waiting_room import WaitingRoom
+from gristmill_sessions.identity import session_name, session_uid
 
 T = TypeVar("T")
+
+MOVED_LOOK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meters:
     directory: Directory
     client: MeterClient
+    room: WaitingRoom
 
     async def submit(
         self, session: TrainingSession, message: Submit, as_of: float | None = None
     ) -> Submitted:
-        """Raises UnavailableError where the session is not served now, else what the meter reported."""
-        return await self._served(session, lambda at: self.client.submit(at, message), as_of)
+        """Waits a while for a session that is not served just now.
+
+        Raises UnavailableError where it still is not, ConflictError where it ended meanwhile, else what the
+        meter reported.
+        """
+        return await self._patiently(
+            session,
+            lambda: self._served(session, lambda at: self.client.submit(at, message), as_of),
+        )
 
     async def refuse(self, session: TrainingSession, message: Refuse) -> Submitted:
         return await self._served(session, lambda at: self.client.refuse(at, message))
@@ -69,9 +85,11 @@ class Meters:
         self, session: TrainingSession, message: Submit, stack: AsyncExitStack
     ) -> AsyncGenerator[StreamChunk, None]:
         """Submit a sample whose tokens are streamed; closing `stack` ends it, wherever it is."""
-        return await self._served(
-            session, lambda at: stack.enter_async_context(self.client.stream(at, message))
-        )
+
+        async def open_at(at: Endpoint) -> AsyncGenerator[StreamChunk, None]:
+            return await stack.enter_async_context(self.client.stream(at, message))
+
+        return await self._patiently(session, lambda: self._served(session, open_at, stays=True))
 
     async def endpoint(self, session: TrainingSession, as_of: float | None = None) -> Endpoint:
         """Raises MeterAwayError where the session has no meter."""
@@ -79,18 +97,36 @@ class Meters:
         if found is None:
             raise MeterAwayError(
                 f"session {session.metadata.name} has no meter just now: it is being started or "
-                "recovered; try again"
+                f"recovered{_why(session)}; try again"
             )
         return found
+
+    async def _patiently(self, session: TrainingSession, call: Callable[[], Awaitable[T]]) -> T:
+        return await self.room.served(session_uid(session), call, lambda: self._may_try(session))
+
+    async def _may_try(self, session: TrainingSession) -> bool:
+        """Whether somebody serves the session now. Raises ConflictError once nobody will."""
+        meta = session.metadata
+        current = await self.directory.session_object(meta.namespace, meta.name)
+        ending = current is None or current.metadata.deletion_time_us is not None
+        if current is None or ending or current.status.state in TERMINAL_STATES:
+            state = "Deleting" if current is None or ending else current.status.state
+            raise ConflictError(
+                f"Training session {session_name(session)} is {state}; operations are taken while it is "
+                "Running or Blocked"
+            )
+        return await self.directory.endpoint(current) is not None
 
     async def _served(
         self,
         session: TrainingSession,
         call: Callable[[Endpoint], Awaitable[T]],
         as_of: float | None = None,
+        *,
+        stays: bool = False,
     ) -> T:
         try:
-            return await self._at(session, call, as_of)
+            return await self._at(session, call, as_of, stays=stays)
         except NotFoundError as error:
             raise NotServedError(f"{error.message}; it is being started: try again") from error
 
@@ -99,15 +135,66 @@ class Meters:
         session: TrainingSession,
         call: Callable[[Endpoint], Awaitable[T]],
         as_of: float | None = None,
+        *,
+        stays: bool = False,
     ) -> T:
-        """Call the meter; where another attempt serves by now, look it up and call that one."""
+        """Call the meter; where another attempt serves by now, look it up and call that one.
+
+        stays: the call is not given up when the session moves, for it stands in its caller's task.
+        """
+        made = self._made if stays else self._made_while_there
         try:
-            return await call(await self.endpoint(session, as_of))
+            return await made(session, await self.endpoint(session, as_of), call)
         except FencedError:
             fresh = await self.endpoint(session)
         try:
-            return await call(fresh)
+            return await made(session, fresh, call)
         except FencedError as error:
             raise UnavailableError(
                 f"session {session.metadata.name} is moving to another attempt; try again"
             ) from error
+
+    async def _made(
+        self,
+        _session: TrainingSession,
+        endpoint: Endpoint,
+        call: Callable[[Endpoint], Awaitable[T]],
+    ) -> T:
+        return await call(endpoint)
+
+    async def _made_while_there(
+        self,
+        session: TrainingSession,
+        endpoint: Endpoint,
+        call: Callable[[Endpoint], Awaitable[T]],
+    ) -> T:
+        """A call to a meter whose node is gone would hang: it is given up once the session has left there."""
+        task = asyncio.ensure_future(call(endpoint))
+        try:
+            while not (await asyncio.wait({task}, timeout=MOVED_LOOK_S))[0]:
+                if await self._has_left(session, endpoint):
+                    raise MeterAwayError(
+                        f"session {session.metadata.name} has left its pod; try again"
+                    )
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def _has_left(self, session: TrainingSession, endpoint: Endpoint) -> bool:
+        try:
+            # One look at the store a second serves all calls that are held.
+            found = await self.directory.endpoint(session, time.monotonic() - MOVED_LOOK_S)
+        except UnavailableError:
+            return False
+        return found != endpoint
+
+
+def _why(session: TrainingSession) -> str:
+    """What the operator last said about it, in brackets."""
+    for kind in (conditions.SERVING, conditions.PODS_READY, conditions.QUOTA_RESERVED):
+        found = conditions.find(session.status.conditions, kind)
+        if found is not None and found.status == "False":
+            return f" ({': '.join(part for part in (found.reason, found.message) if part)})"
+    return ""

@@ -44,6 +44,10 @@ class GatewaySettings(BaseSettings):
         default=limits.RESULT_WAIT_S_MAX, ge=0, le=limits.RESULT_WAIT_S_MAX
     )
     """How long a Get of a result is held while the operation runs, in seconds."""
+    submit_hold_s: float = Field(
+        default=limits.SUBMIT_HOLD_S_MAX, ge=0, le=limits.SUBMIT_HOLD_S_MAX
+    )
+    """How long a submit waits while its session's pod is started or recovered, in seconds."""
     clock_skew_s: float = Field(default=limits.CLOCK_SKEW_S_MAX, gt=0, le=86_400)
     """How far a client's clock may be off, in seconds."""
     trust_forwarded_host: bool = False

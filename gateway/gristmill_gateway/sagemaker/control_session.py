@@ -171,16 +171,21 @@ def differences(
 
 
 def takes_operations(session: TrainingSession) -> bool:
-    """Its meter takes operations, whether or not a worker is up yet."""
-    return conditions.is_true(session.status.conditions, conditions.READY)
+    """It was accepted, and the ledger knows whom to bill: what is submitted now waits for its pod.
+
+    The ledger is told last and never untold, so that this is true for good.
+    """
+    return _is_true(session, conditions.READY, conditions.LEDGER_REGISTERED)
 
 
 def holds_usage(session: TrainingSession) -> bool:
     """Some meter may have usage of it that nobody else knows yet."""
-    begun = takes_operations(session) or conditions.is_true(
-        session.status.conditions, conditions.STARTED
-    )
+    begun = _is_true(session, conditions.READY, conditions.STARTED)
     return begun and session.status.state not in ENDED
+
+
+def _is_true(session: TrainingSession, *types: str) -> bool:
+    return any(conditions.is_true(session.status.conditions, each) for each in types)
 
 
 def reported_status(session: TrainingSession, view: SessionView | None) -> State:

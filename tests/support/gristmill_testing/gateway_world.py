@@ -29,7 +29,13 @@ from gristmill_contracts.credentials import (
     EndpointSecret,
     EndpointSecretSpec,
 )
-from gristmill_contracts.http import Checkpoint, CheckpointGroup, CreateGroup, Problem, TenantAccount
+from gristmill_contracts.http import (
+    Checkpoint,
+    CheckpointGroup,
+    CreateGroup,
+    Problem,
+    TenantAccount,
+)
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
 from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import (
@@ -260,7 +266,9 @@ def vars_of(fake: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def gateway_world(folder: Path, result_wait_s: float = 0.5) -> Iterator[World]:
+def gateway_world(
+    folder: Path, result_wait_s: float = 0.5, submit_hold_s: float = 0.0
+) -> Iterator[World]:
     """A tenant `acme` with a key, the base model `tiny`, and the session `run-1`."""
     store = open_local_store(folder / "store.sqlite3")
     model = BaseModelSpec(
@@ -281,6 +289,7 @@ def gateway_world(folder: Path, result_wait_s: float = 0.5) -> Iterator[World]:
             ledger_url=ledger_url,
             artifacts_dir=folder / "artifacts",
             result_wait_s=result_wait_s,
+            submit_hold_s=submit_hold_s,
         )
         made: list[Gateway] = []
 
