@@ -52,12 +52,12 @@ def _read(path: Path, size: int) -> Assignment | None:
     except msgspec.MsgspecError as error:
         logger.error("assignment_unreadable", extra={"path": str(path), "error": str(error)})  # noqa: TRY400
         return None
-    if path.name != f"{assignment.uid}.json" or not _is_file_name(assignment.uid):
+    if path.name != f"{assignment.uid}.json" or not is_folder_name(assignment.uid):
         logger.error("assignment_misnamed", extra={"path": str(path), "uid": assignment.uid})
         return None
     return assignment
 
 
-def _is_file_name(uid: str) -> bool:
+def is_folder_name(uid: str) -> bool:
     """The uid names a folder below the data folder; it must not lead out of it."""
     return bool(uid) and all(c.isalnum() or c in "-_" for c in uid)

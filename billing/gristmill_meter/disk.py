@@ -77,8 +77,9 @@ class LocalDisk:
     def make_dir(self, path: str) -> None:
         folder = self.root / path
         missing = [part for part in (folder, *folder.parents) if not part.exists()]
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for part in reversed(missing):
+            # One by one: `parents=True` would make those above with the umask's rights.
+            part.mkdir(mode=0o700, exist_ok=True)
             _fsync_folder(part.parent)
 
     def list(self, path: str) -> list[str]:

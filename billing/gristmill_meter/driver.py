@@ -33,6 +33,8 @@ CLOCKWORK_S_MAX: Final = 1.0
 SWEEP_S: Final = 10.0
 """How often blob files are looked through."""
 WORKER_CLOSE_S_MAX: Final = 30.0
+WORKER_AWAY_S: Final = 2.0
+"""How long an end waits for operations whose worker is away."""
 CLAIM_GRACE_S: Final = 1.0
 """How long a stopping session waits for held polls to claim what has just ended."""
 
@@ -65,6 +67,7 @@ class Driver:
             session.announce()
             return
         self._spawn("poster", self.poster.run())
+        session.stopping = session.to_stop  # Before anything is started.
         if session.state.closed:
             session.stopping = True
             self._spawn("shipping", self._ship())
@@ -73,7 +76,7 @@ class Driver:
             self._spawn("sampler", self.sampler.run())
             self._spawn("clockwork", self._clockwork())
         session.announce()
-        if session.assignment.desired == "stop":
+        if session.to_stop:
             self.stop()
 
     def _spawn(self, name: str, work: "asyncio._CoroutineLike[None]") -> None:
@@ -97,8 +100,26 @@ class Driver:
             session.crashed_us = 1  # Perhaps it is ours again: open it anew.
         if not session.unwritable and not session.state.closed:
             session.note_owner()
-        if assignment.desired == "stop":
+        if session.to_stop:
             self.stop()
+
+    def direct(self, desired: str) -> None:
+        """Obey a directive of the ledger, as an assignment that says the same."""
+        if desired == "stop" and not self.session.told_to_stop:
+            logger.info("session_told_to_stop", extra={"session": self.session.state.uid})
+            self.session.told_to_stop = True
+            self.stop()
+
+    def fence(self) -> None:
+        """A newer attempt has registered: release nothing more. The poster hands in what was released."""
+        session = self.session
+        if session.broken is None:
+            session.break_off(
+                FencedError(
+                    f"a newer attempt than {session.assignment.attempt} of session {session.state.uid} "
+                    "has registered at the ledger"
+                )
+            )
 
     async def stream(self, submit: Submit, encoded: bytes) -> AsyncGenerator[StreamChunk, None]:
         """Accept a stream; the caller then reads the chunks."""
@@ -176,7 +197,7 @@ class Driver:
     def _end_lost(self) -> None:
         """A session whose log is older than the ledger's knowledge has nothing to finish or ship."""
         session = self.session
-        if session.ledger_has_all and session.assignment.desired == "stop":
+        if session.ledger_has_all and session.to_stop:
             session.stopping = session.shipped = True
             session.announce()
 
@@ -184,6 +205,10 @@ class Driver:
         session = self.session
         session.stopping = True
         session.announce()
+        while not session.admitted:
+            if session.broken is not None:
+                return  # Perhaps another attempt goes on with this log: nothing is settled here.
+            await session.pulse.wait()
         waiting = [key for key in session.state.open_keys if key not in session.started]
         session.skip(waiting, "the session is stopping")
         session.pulse.ring()
@@ -228,21 +253,35 @@ class Driver:
     async def drain(self, deadline_s: float) -> None:
         """The process goes down: let what runs end, within bounds; the log keeps the rest."""
         session = self.session
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + deadline_s
         session.draining = True
         session.let_polls_go()
         session.pulse.ring()
         running = [self._tasks[n] for n in ("trainer", "sampler") if n in self._tasks]
         running += self._streams
         if running:
-            await asyncio.wait(running, timeout=deadline_s)
+            # In a pod the worker has ended before us: what ran there ends in another attempt.
+            patience_s = deadline_s if session.worker_ready else min(deadline_s, WORKER_AWAY_S)
+            await asyncio.wait(running, timeout=patience_s)
         if session.worker_ready and not session.unwritable and not session.state.closed:
             try:
-                async with asyncio.timeout(deadline_s):
+                async with asyncio.timeout_at(deadline):
                     await self.trainer.snapshot()
             except TimeoutError:
                 logger.warning("snapshot_abandoned", extra={"session": session.state.uid})
+        while self._ships and clock() < deadline:
+            await session.pulse.wait(deadline - clock())
         await self._cancel()
         await session.log.close()
+
+    @property
+    def _ships(self) -> bool:
+        """The ledger has not everything, and may still get it."""
+        session, poster = self.session, self._tasks.get("poster")
+        if poster is None or poster.done() or session.log.failure is not None:
+            return False
+        return session.fenced or session.acked_seq < session.state.head_seq
 
     async def abandon(self) -> None:
         """Stop at once, as a crash would, and close the files."""

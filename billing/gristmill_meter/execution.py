@@ -190,7 +190,7 @@ class Execution:
         attempt = 0
         while True:
             try:
-                known = await self.ledger.register_checkpoint(request)
+                known = await self.ledger.register_checkpoint(request, a.attempt)
             except LedgerAwayError:
                 if session.failed:
                     raise

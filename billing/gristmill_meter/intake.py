@@ -99,6 +99,11 @@ async def _submitted_again(session: Session, record: Record) -> Submitted:
 
 
 def _check_accepting(session: Session) -> None:
+    if not session.admitted:
+        raise UnavailableError(
+            f"session {session.state.uid} waits for the ledger to take its registration; send the "
+            "request again"
+        )
     if session.draining:
         raise UnavailableError("the meter is going down; send the request again")
     if session.stopping:

@@ -1,13 +1,19 @@
 """The ledger over HTTP."""
 
+from pathlib import Path
 from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
 
-from gristmill_contracts.errors import error_from
+from gristmill_contracts.cluster_http import HeartbeatAnswer
+from gristmill_contracts.errors import InvalidRequestError, error_from
 from gristmill_contracts.http import (
+    ATTEMPT_HEADER,
     CONTENT_TYPE,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    SESSION_HEADER,
     Checkpoint,
     Heartbeat,
     Problem,
@@ -21,15 +27,33 @@ from gristmill_meter.ports import LedgerAwayError, SequenceGapError
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 15.0
-_HEADERS: Final = {"Content-Type": CONTENT_TYPE}
 _AWAY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class LedgerClient:
-    """Implements `ports.Ledger`. Call `open` in the event loop, and `close` at the end."""
+def read_secret(path: Path) -> str:
+    """The secret in a file. Raises InvalidRequestError where there is none."""
+    try:
+        secret = path.read_text().strip()
+    except OSError as error:
+        raise InvalidRequestError(
+            f"producer_secret_file {path} cannot be read: {error.strerror}; mount the attempt's Secret"
+        ) from error
+    if not secret:
+        raise InvalidRequestError(
+            f"producer_secret_file {path} is empty; mount the attempt's Secret"
+        )
+    return secret
 
-    def __init__(self, base_url: str) -> None:
+
+class LedgerClient:
+    """Implements `ports.Ledger`. Call `open` in the event loop, and `close` at the end.
+
+    `secret`: what the ledger of a cluster asks for; it is of one attempt of one session.
+    """
+
+    def __init__(self, base_url: str, secret: str = "") -> None:
         self.base_url = base_url.rstrip("/")
+        self.secret = secret
         self.http: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
@@ -40,36 +64,53 @@ class LedgerClient:
             await self.http.close()
 
     async def register_producer(self, request: RegisterProducer) -> ProducerCursor:
-        return await self._post("/v1/producers", request, ProducerCursor)
+        headers = self.headers(request.session, request.attempt)
+        return await self._post("/v1/producers", request, ProducerCursor, headers)
 
-    async def post_batch(self, batch: UsageBatch) -> ProducerCursor:
-        return await self._post("/v1/usage/batches", batch, ProducerCursor)
+    async def post_batch(self, batch: UsageBatch, attempt: int) -> ProducerCursor:
+        headers = self.headers(batch.producer, attempt)
+        return await self._post("/v1/usage/batches", batch, ProducerCursor, headers)
 
-    async def register_checkpoint(self, request: RegisterCheckpoint) -> Checkpoint:
-        return await self._post("/v1/checkpoints", request, Checkpoint)
+    async def register_checkpoint(self, request: RegisterCheckpoint, attempt: int) -> Checkpoint:
+        headers = self.headers(request.session, attempt)
+        return await self._post("/v1/checkpoints", request, Checkpoint, headers)
 
-    async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> None:
-        await self._post("/v1/heartbeats", heartbeats, dict[str, object])
+    async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> HeartbeatAnswer:
+        first = heartbeats[0].view
+        headers = self.headers(first.uid, first.attempt)
+        return await self._post("/v1/heartbeats", heartbeats, HeartbeatAnswer, headers)
 
-    async def _post(self, path: str, body: object, answer: type[T]) -> T:
+    def headers(self, uid: str, attempt: int) -> dict[str, str]:
+        """Who speaks, for which attempt, and in which version."""
+        headers = {
+            "Content-Type": CONTENT_TYPE,
+            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
+            SESSION_HEADER: uid,
+            ATTEMPT_HEADER: str(attempt),
+        }
+        return headers | ({"Authorization": f"Bearer {self.secret}"} if self.secret else {})
+
+    async def _post(self, path: str, body: object, answer: type[T], headers: dict[str, str]) -> T:
         if self.http is None:
             raise RuntimeError("the ledger client was used before open()")
         try:
             async with self.http.post(
-                self.base_url + path, data=msgspec.msgpack.encode(body), headers=_HEADERS
+                self.base_url + path, data=msgspec.msgpack.encode(body), headers=headers
             ) as response:
                 read = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise LedgerAwayError(
-                f"the ledger at {self.base_url} is away: {type(error).__name__}: {error}"
-            ) from error
+            raise away(self.base_url, error) from error
         if status < 400:
             return msgspec.msgpack.decode(read, type=answer)
-        raise _error_of(read, status, self.base_url)
+        raise error_of(read, status, self.base_url)
 
 
-def _error_of(body: bytes, status: int, base_url: str) -> Exception:
+def away(base_url: str, error: Exception) -> LedgerAwayError:
+    return LedgerAwayError(f"the ledger at {base_url} is away: {type(error).__name__}: {error}")
+
+
+def error_of(body: bytes, status: int, base_url: str) -> Exception:
     try:
         problem = msgspec.msgpack.decode(body, type=Problem)
     except msgspec.MsgspecError:

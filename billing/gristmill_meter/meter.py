@@ -6,14 +6,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
+from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.errors import (
     FencedError,
     GristmillError,
     NotFoundError,
     UnauthenticatedError,
 )
-from gristmill_contracts.http import Assignment, WorkerStatus
+from gristmill_contracts.http import Assignment, Heartbeat, WorkerStatus
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.units import now_us
 from gristmill_meter.assignments import AssignmentsFolder
@@ -29,6 +31,9 @@ from gristmill_meter.settings import MeterSettings
 
 logger = logging.getLogger(__name__)
 
+LAST_BEAT_S: Final = 2.0
+SERVING: Final = frozenset({"Serving", "Blocked"})
+
 
 @dataclass(slots=True, kw_only=True)
 class Meter:
@@ -38,6 +43,8 @@ class Meter:
     ledger: Ledger
     metrics: Metrics = field(default_factory=Metrics)
     clock: Callable[[], int] = now_us
+    registers_first: bool = False
+    """Sessions take, run and settle nothing before the ledger has taken their registration."""
     drivers: dict[SessionUid, Driver] = field(default_factory=dict)
     worker_status: WorkerStatus | None = None
     ledger_answers: bool = False
@@ -92,6 +99,7 @@ class Meter:
             metrics=self.metrics,
             now_us=self.clock,
             on_change=self._beat.ring,
+            admitted=not self.registers_first,
         )
         if self.worker_status is not None:
             session.context_length = self.worker_status.context_length
@@ -129,9 +137,7 @@ class Meter:
     async def _heartbeats(self) -> None:
         while True:
             try:
-                beats = [driver.heartbeat(self.clock()) for driver in self.drivers.values()]
-                if beats:
-                    await self.ledger.post_heartbeats(beats)
+                await self.beat()
                 self.ledger_answers = True
             except GristmillError as error:
                 if self.ledger_answers or not isinstance(error, LedgerAwayError):
@@ -140,6 +146,26 @@ class Meter:
                 await asyncio.sleep(min(self.settings.heartbeat_s, self.settings.retry_last_s))
                 continue
             await self._beat.wait(self.settings.heartbeat_s)
+
+    async def beat(self) -> None:
+        """Tell the ledger how the sessions are, and do what it answers."""
+        beats = [driver.heartbeat(self.clock()) for driver in self.drivers.values()]
+        if beats:
+            self._obey(beats, await self.ledger.post_heartbeats(beats))
+
+    async def changed(self, at_most_s: float) -> None:
+        """Wait until the state of a session changes, or the time is over."""
+        await self._beat.wait(at_most_s)
+
+    def _obey(self, beats: list[Heartbeat], answer: HeartbeatAnswer) -> None:
+        """Do what the ledger says of the attempts that beat; another one may have come since."""
+        for beat in beats:
+            driver = self.drivers.get(beat.view.uid)
+            if driver is None or driver.session.assignment.attempt != beat.view.attempt:
+                continue
+            if beat.view.uid in answer.fenced:
+                driver.fence()
+            driver.direct(answer.directives.get(beat.view.uid, "serve"))
 
     async def _watch_worker(self) -> None:
         """Notice a worker that died while nothing ran, so that it is opened again at once."""
@@ -171,6 +197,17 @@ class Meter:
         drains = [driver.drain(self.settings.drain_s) for driver in self.drivers.values()]
         await asyncio.gather(*drains)
         await self._cancel()
+        await self._last_beat()
+
+    async def _last_beat(self) -> None:
+        """Tell how far the shipping came; whoever waits for it need not wait for the process to be gone."""
+        if not self.ledger_answers:
+            return
+        try:
+            async with asyncio.timeout(LAST_BEAT_S):
+                await self.beat()
+        except (GristmillError, TimeoutError) as error:
+            logger.warning("heartbeat_not_posted", extra={"error": str(error)})
 
     async def abandon(self) -> None:
         """Stop at once, as a crash would."""
@@ -189,8 +226,9 @@ class Meter:
         return any(driver.session.log.failure is not None for driver in self.drivers.values())
 
     def missing(self) -> list[str]:
-        """What `/readyz` names: dependencies that do not answer."""
+        """What `/readyz` names: dependencies that do not answer, and sessions that do not serve."""
         absent = []
+        sessions = [driver.session for driver in self.drivers.values()]
         if not self.scanned:
             absent.append("assignments")
         if self.worker_status is None:
@@ -199,7 +237,20 @@ class Meter:
             absent.append("ledger")
         if self.volume_failed:
             absent.append("volume")
+        if any(session.service not in SERVING for session in sessions):
+            absent.append("session")
+        if any(session.fenced for session in sessions):
+            absent.append("fenced")
         return absent
+
+    @property
+    def ready(self) -> bool:
+        """Whether operations are taken, or served, as the settings ask."""
+        needed = {"assignments", "volume"}
+        if self.settings.ready_when == "serving":
+            needed |= {"worker", "session"}
+        some = bool(self.drivers) or self.settings.ready_when == "open"
+        return some and not needed & set(self.missing()) and not self.draining
 
     def _oldest_unacked_s(self) -> float:
         ends = [

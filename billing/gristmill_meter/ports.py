@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.errors import UnavailableError
 from gristmill_contracts.http import (
     Checkpoint,
@@ -74,10 +75,12 @@ class Ledger(Protocol):
 
     async def register_producer(self, request: RegisterProducer) -> ProducerCursor: ...
 
-    async def post_batch(self, batch: UsageBatch) -> ProducerCursor:
+    async def post_batch(self, batch: UsageBatch, attempt: int) -> ProducerCursor:
         """Raises SequenceGapError where the ledger expects another number."""
         ...
 
-    async def register_checkpoint(self, request: RegisterCheckpoint) -> Checkpoint: ...
+    async def register_checkpoint(
+        self, request: RegisterCheckpoint, attempt: int
+    ) -> Checkpoint: ...
 
-    async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> None: ...
+    async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> HeartbeatAnswer: ...

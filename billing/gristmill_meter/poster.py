@@ -4,7 +4,12 @@ import logging
 from dataclasses import dataclass
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import FencedError, GristmillError, LogLostError
+from gristmill_contracts.errors import (
+    FencedError,
+    GristmillError,
+    LogLostError,
+    NotFoundError,
+)
 from gristmill_contracts.http import RegisterProducer, UsageBatch
 from gristmill_contracts.usage import UsageEvent
 from gristmill_meter.ports import Ledger, SequenceGapError
@@ -18,6 +23,9 @@ logger = logging.getLogger(__name__)
 class Poster:
     session: Session
     ledger: Ledger
+    handed_in: bool = False
+    """Fenced, and the ledger has what was released before that was known."""
+    started: bool = False
     _registered_attempt: int = -1
 
     @property
@@ -25,20 +33,27 @@ class Poster:
         return self._registered_attempt == self.session.state.attempt
 
     async def run(self) -> None:
-        """For ever: nothing is dropped, whatever the ledger answers."""
+        """For ever: nothing is dropped, whatever the ledger answers. A fenced log is handed in, then left."""
+        self.started = True
         failures = 0
-        while True:
+        while not self.handed_in:
             try:
                 await self._deliver()
                 failures = 0
             except SequenceGapError as gap:
                 await self._move_to(gap.expected_seq)
                 await backoff(0, self.session.settings.retry_first_s, 1.0)
-            except (FencedError, LogLostError) as error:
-                self.session.ledger_has_all = isinstance(error, LogLostError)
+            except LogLostError as error:
+                self.session.ledger_has_all = True
                 self.session.break_off(error)
                 return
+            except FencedError as error:
+                self.session.break_off(error)
             except GristmillError as error:
+                if isinstance(error, NotFoundError):
+                    self._registered_attempt = (
+                        -1
+                    )  # A ledger that was restored: it does not know us.
                 if failures == 0:
                     logger.warning("usage_not_posted", extra=self._fields(error))
                 settings = self.session.settings
@@ -48,14 +63,21 @@ class Poster:
     async def _deliver(self) -> None:
         """Register if need be, then post what is durable and not acknowledged; else wait."""
         session = self.session
-        if not self.registered:
+        if not self.registered and not session.fenced:
             await self._register()
         batch = self._next_batch()
         if batch is None:
-            await session.pulse.wait()
+            self.handed_in = session.fenced
+            if not session.fenced:
+                await session.pulse.wait()
             return
-        cursor = await self.ledger.post_batch(batch)
+        cursor = await self.ledger.post_batch(batch, session.assignment.attempt)
         self._acknowledged(cursor.acked_seq)
+        if cursor.fenced and not session.fenced:
+            raise FencedError(
+                f"attempt {session.assignment.attempt} of session {session.state.uid} posted usage, but "
+                "a newer attempt owns the session"
+            )
 
     async def _register(self) -> None:
         session, state = self.session, self.session.state
@@ -78,7 +100,7 @@ class Poster:
             )
         self._registered_attempt = attempt
         self._acknowledged(cursor.acked_seq)
-        session.pulse.ring()
+        session.admit()
 
     def _next_batch(self) -> UsageBatch | None:
         session = self.session

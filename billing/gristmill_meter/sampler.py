@@ -19,7 +19,7 @@ class Sampler:
         """Until the session is over; then wait for what runs."""
         session = self.session
         while not session.over:
-            slots = limits.DISPATCHED_SAMPLES_MAX - len(self._running)
+            slots = limits.DISPATCHED_SAMPLES_MAX - len(self._running) if session.admitted else 0
             ready = next_samples(session.state, session.started, session.log.durable_number, slots)
             for record in ready:
                 session.started.add(record.key)

@@ -72,6 +72,11 @@ class Session:
     """The session is to end: no new work, what waits is Skipped."""
     shipped: bool = False
     """Closed, and all usage acknowledged."""
+    admitted: bool = True
+    """The ledger has taken our registration, or it was not asked: only then is anything taken, run or
+    released. In a cluster another attempt may own the session."""
+    told_to_stop: bool = False
+    """By a directive of the ledger; an assignment says the same with `desired`."""
     acked_seq: int = 0
     ledger_has_all: bool = False
     """The ledger knows more than this log: nothing of it is left to ship."""
@@ -207,8 +212,19 @@ class Session:
 
     # --- what is told ----------------------------------------------------------------------------
 
+    @property
+    def to_stop(self) -> bool:
+        return self.told_to_stop or self.assignment.desired == "stop"
+
+    @property
+    def fenced(self) -> bool:
+        """A newer attempt owns the session: nothing is released any more."""
+        return isinstance(self.broken, FencedError)
+
     def ended(self, record: Record) -> bool:
-        return record.terminal and record.settled_frame <= self.log.durable_number
+        """Ended, and its end may be told."""
+        durable = record.terminal and record.settled_frame <= self.log.durable_number
+        return durable and self.admitted
 
     def visible(self, record: Record) -> OperationState:
         """The state that may be told: an end only once it is durable."""
@@ -224,9 +240,9 @@ class Session:
             return "Failed" if not self.stopping else "Draining"
         if self.stopping or self.draining or self.state.closed:
             return "Draining"
-        if self.state.missing_number is not None:
+        if self.state.missing_number is not None and self.admitted:
             return "Blocked"
-        return "Serving" if self.worker_ready else "Recovering"
+        return "Serving" if self.worker_ready and self.admitted else "Recovering"
 
     def announce(self) -> None:
         """Have a heartbeat sent at once if the session's state has changed."""
@@ -269,6 +285,14 @@ class Session:
     @property
     def restart_due(self) -> bool:
         return self.crashed_us > 0 and self.now_us() - self.crashed_us >= REOPEN_AFTER_S * 1e6
+
+    def admit(self) -> None:
+        """The ledger has taken our registration."""
+        if not self.admitted:
+            self.admitted = True
+            self.let_polls_go()  # They may have waited for an end that could not be told before.
+        self.announce()
+        self.pulse.ring()
 
     def crashed(self, error: BaseException) -> None:
         """Our own bug: nothing more is released; the meter opens the session again, from its log."""

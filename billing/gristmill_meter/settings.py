@@ -1,7 +1,7 @@
 """The meter's settings: environment variables `GRISTMILL_METER_*`, read once in `__main__`."""
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -30,6 +30,14 @@ class MeterSettings(BaseSettings):
     """Folder, as the worker sees it, below which each session's snapshots lie in `<uid>`."""
     ledger_url: str = "http://127.0.0.1:8460"
     """Where usage, checkpoints and heartbeats are posted."""
+    producer_secret_file: Path | None = None
+    """File of the secret that the ledger asks for in a cluster. With it a session takes and releases
+    nothing before the ledger has taken its registration."""
+    artifacts_dir: Path | None = None
+    """Folder where the worker writes checkpoints. Set where the ledger keeps them: they are copied to and
+    from it. Not set: all parts share one folder."""
+    ready_when: Literal["open", "serving"] = "open"
+    """What /readyz says: that operations are taken, or that the worker is there and all sessions serve."""
     gap_timeout_s: float = Field(default=limits.GAP_TIMEOUT_S, gt=0)
     """How long a session waits for a missing sequence number before it fails."""
     claim_timeout_s: float = Field(default=limits.CLAIM_TIMEOUT_S, gt=0)
@@ -47,7 +55,7 @@ class MeterSettings(BaseSettings):
     scan_s: float = Field(default=0.2, gt=0, le=60)
     """How often the assignments folder is read."""
     drain_s: float = Field(default=20.0, gt=0, le=600)
-    """How long a running operation may take to end after SIGTERM."""
+    """How long the end may take after SIGTERM: what runs, and shipping the rest to the ledger."""
     lock_wait_s: float = Field(default=30.0, ge=0, le=600)
     """How long to wait at start for another meter to leave the data folder."""
     stop_wait_s: float = Field(default=30.0, gt=0, le=600)

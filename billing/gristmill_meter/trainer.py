@@ -27,6 +27,9 @@ class Trainer:
         """Until the session is over. What runs then is finished first."""
         session = self.session
         while not session.over:
+            if not session.admitted:
+                await session.pulse.wait()
+                continue
             try:
                 await self.link.ensure()
             except SessionOverError:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gristmill_contracts.cluster_http import Directive, HeartbeatAnswer
 from gristmill_contracts.errors import ConflictError, FencedError, GristmillError
 from gristmill_contracts.http import (
     Checkpoint,
@@ -13,6 +14,7 @@ from gristmill_contracts.http import (
     RegisterProducer,
     UsageBatch,
 )
+from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_meter.ports import LedgerAwayError, SequenceGapError
 
@@ -33,6 +35,9 @@ class FakeLedger:
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
+    directives: dict[SessionUid, Directive] = field(default_factory=dict)
+    handed_in: list[UsageEvent] = field(default_factory=list)
+    """Events of fenced attempts."""
     on_checkpoint: Callable[[], None] = lambda: None
     checkpoint_error: GristmillError | None = None
     calls: Counter[str] = field(default_factory=Counter)
@@ -49,8 +54,12 @@ class FakeLedger:
         self.attempts[request.producer] = request.attempt
         return self._cursor(request.producer)
 
-    async def post_batch(self, batch: UsageBatch) -> ProducerCursor:
+    async def post_batch(self, batch: UsageBatch, attempt: int) -> ProducerCursor:
         self._answer("post_batch")
+        if attempt < self.attempts.get(batch.producer, 0):
+            self.handed_in += batch.events
+            last = batch.first_seq + len(batch.events) - 1
+            return ProducerCursor(producer=batch.producer, acked_seq=last, fenced=True)
         acked = self.cursors.get(batch.producer, 0)
         if batch.producer not in self.epochs:
             raise ConflictError(f"producer {batch.producer} is not registered")
@@ -72,8 +81,10 @@ class FakeLedger:
             raise LedgerAwayError("the answer was lost")
         return self._cursor(batch.producer)
 
-    async def register_checkpoint(self, request: RegisterCheckpoint) -> Checkpoint:
+    async def register_checkpoint(self, request: RegisterCheckpoint, attempt: int) -> Checkpoint:
         self._answer("register_checkpoint")
+        if attempt < self.attempts.get(request.session, 0):
+            raise FencedError(f"attempt {attempt} of {request.session} is older than known")
         self.on_checkpoint()
         if self.checkpoint_error is not None:
             raise self.checkpoint_error
@@ -83,12 +94,21 @@ class FakeLedger:
             self.checkpoints[request.id] = Checkpoint(version=len(group) + 1, **fields)
         return self.checkpoints[request.id]
 
-    async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> None:
+    async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> HeartbeatAnswer:
         self._answer("post_heartbeats")
         for beat in heartbeats:
             self.heartbeats[beat.view.uid] = beat
             if not self.states or self.states[-1] != beat.view.state:
                 self.states.append(beat.view.state)
+        known = {beat.view.uid: beat.view.attempt for beat in heartbeats}
+        return HeartbeatAnswer(
+            directives={
+                uid: told.desired
+                for uid, told in self.directives.items()
+                if known.get(uid) == told.attempt
+            },
+            fenced=[uid for uid, attempt in known.items() if attempt < self.attempts.get(uid, 0)],
+        )
 
     def billed(self, session: str | None = None) -> Counts:
         """Sum of the usage events, attempts left out."""

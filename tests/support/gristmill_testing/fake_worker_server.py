@@ -69,16 +69,17 @@ def ledger_app(ledger: FakeLedger) -> web.Application:
 
     async def batches(request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read(), type=http.UsageBatch)
-        return _answer(await ledger.post_batch(body))
+        attempt = int(request.headers[http.ATTEMPT_HEADER])
+        return _answer(await ledger.post_batch(body, attempt))
 
     async def checkpoints(request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read(), type=http.RegisterCheckpoint)
-        return _answer(await ledger.register_checkpoint(body))
+        attempt = int(request.headers[http.ATTEMPT_HEADER])
+        return _answer(await ledger.register_checkpoint(body, attempt))
 
     async def heartbeats(request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read(), type=list[http.Heartbeat])
-        await ledger.post_heartbeats(body)
-        return _answer(http.Empty())
+        return _answer(await ledger.post_heartbeats(body))
 
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/producers", guarded(producers))
