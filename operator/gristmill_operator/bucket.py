@@ -4,6 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
+
+ROUNDING: Final = 1e-6
+"""Of a token, in sums of seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +32,7 @@ class TokenBucket:
     def try_take(self) -> bool:
         """A token now, or none."""
         saved = (self.clock() - max(self._free_at, self._floor())) * self.rate
-        if saved < 1:
+        if saved < 1 - ROUNDING:
             return False
         self._reserve()
         return True
