@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import namespaces
@@ -13,6 +14,7 @@ from components import ETCD, LEVELS
 from plan import API_PORT, HERE, NODE, Plan, write
 from waiting import answers, run, succeeds, wait_for
 
+IMPORT_S = 120
 CTR = ("ctr", "-n", "k8s.io", "images")
 
 
@@ -38,7 +40,7 @@ def kubectl(plan: Plan, *args: str) -> tuple[str, ...]:
 def bring_up(plan: Plan) -> None:
     steps = Steps()
     on_node = plan.level == "node"
-    imports = start_runtime(plan) if on_node else []
+    first_import = start_runtime(plan) if on_node else None
     if not on_node:
         namespaces.join_nothing()
     want(plan, "etcd", "kube-apiserver")
@@ -51,8 +53,8 @@ def bring_up(plan: Plan) -> None:
     apply_addons(plan)
     steps.done("addons applied")
     if on_node:
-        finish_imports(plan, imports)
-        steps.done(f"{len(imports)} image archives imported")
+        finish_imports(plan, first_import)
+        steps.done("images imported")
         wait_node(plan)
         steps.done("node Ready, DNS answers")
     wait_for(
@@ -62,36 +64,38 @@ def bring_up(plan: Plan) -> None:
     steps.done("up")
 
 
-def start_runtime(plan: Plan) -> list[subprocess.Popen[bytes]]:
-    """containerd and the world; returns the imports of images, which run beside what follows."""
+def start_runtime(plan: Plan) -> subprocess.Popen[bytes]:
+    """containerd and the world; returns the import of the largest archive, which runs beside what follows."""
     want(plan, "world", "containerd")
     namespaces.join_world(plan)
     wait_for("containerd", lambda: succeeds("ctr", "version"))
-    return [
-        subprocess.Popen([*CTR, "import", "--no-unpack", str(archive)]) for archive in plan.images
-    ]
+    return subprocess.Popen([*CTR, "import", "--no-unpack", str(plan.images[0])])
 
 
-def finish_imports(plan: Plan, imports: list[subprocess.Popen[bytes]]) -> None:
-    for process, archive in zip(imports, plan.images, strict=True):
-        if process.wait(timeout=120):
-            raise RuntimeError(
-                f"import of {archive} failed with code {process.returncode}; see log/bring-up.log"
-            )
-        tag_digests(archive)
+def finish_imports(plan: Plan, first: subprocess.Popen[bytes] | None) -> None:
+    """The others build on the layers of the first."""
+    base, *others = plan.images
+    if first is not None and first.wait(timeout=IMPORT_S):
+        raise RuntimeError(f"import of {base} failed with {first.returncode}; see log/bring-up.log")
+    name_by_digest(plan, base)
+    load_images(plan, others)
 
 
-def tag_digests(archive: Path) -> None:
-    """Give each image its name by digest too, as a registry would: `name@sha256:...` is what users pin."""
-    for reference, digest in oci.references(archive).items():
-        run(*CTR, "tag", "--force", reference, oci.pinned(reference, digest))
-
-
-def load_images(archives: tuple[Path, ...]) -> None:
-    """Import archives into a running cluster; the same names then mean the new images."""
+def load_images(plan: Plan, archives: Iterable[Path]) -> None:
+    """Import archives into the cluster whose namespaces this runs in; their names then mean the new images."""
     for archive in archives:
         run(*CTR, "import", "--no-unpack", str(archive))
-        tag_digests(archive)
+        name_by_digest(plan, archive)
+
+
+def name_by_digest(plan: Plan, archive: Path) -> None:
+    """Name each image `name@sha256:...` too, as a registry would, and note it in images.json."""
+    known = plan.folder / "images.json"
+    pinned = json.loads(known.read_text()) if known.exists() else {}
+    for reference, digest in oci.references(archive).items():
+        pinned[reference] = oci.pinned(reference, digest)
+        run(*CTR, "tag", "--force", reference, pinned[reference])
+    write(known, pinned)
 
 
 def apply_addons(plan: Plan) -> None:

@@ -1,9 +1,10 @@
-"""Runs inside the cluster's namespaces: import image archives into containerd.  loading.py ARCHIVE ..."""
+"""Runs inside the cluster's namespaces: import image archives into its containerd.  loading.py ARCHIVE ..."""
 
 import sys
 from pathlib import Path
 
+import plan
 from bringup import load_images
 
 if __name__ == "__main__":
-    load_images(tuple(Path(name) for name in sys.argv[1:]))
+    load_images(plan.load(plan.default_folder()), [Path(name) for name in sys.argv[1:]])

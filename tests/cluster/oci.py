@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class Layer:
 class Image:
     reference: str  # name:tag
     layers: Sequence[Layer]
-    config: dict[str, object]  # Entrypoint, Env, User and so on
+    config: Mapping[str, object]  # Entrypoint, Env, User and so on
 
 
 def write_layer(root: Path, path: Path) -> Layer:

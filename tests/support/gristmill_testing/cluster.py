@@ -286,6 +286,16 @@ class Cluster:
 
     # --- pods
 
+    def image(self, part: str) -> str:
+        """Our image of a part (operator, gateway, ledger, meter, worker), pinned by digest."""
+        known = json.loads((self.folder / "images.json").read_text())
+        pinned: str = known[f"gristmill.test/gristmill-{part}:dev"]
+        return pinned
+
+    def load_images(self) -> None:
+        """Bring our images to the code as it is now."""
+        self.control("load", timeout=UP_S)
+
     def pod_exec(
         self, namespace: str, pod: str, *argv: str, container: str = "", timeout: float = COMMAND_S
     ) -> str:
@@ -297,6 +307,21 @@ class Cluster:
     def pod_ip(self, namespace: str, pod: str) -> str:
         ip: str = self.get("pod", pod, namespace)["status"]["podIP"]
         return ip
+
+    def follow_logs(self, namespace: str, pod: str) -> Callable[[], str]:
+        """Follow the logs of all containers from their start; the result waits for the pod's end and is all of them."""
+        argv = self._kubectl(["logs", f"-n{namespace}", pod, "--all-containers", "--follow"])
+        process = subprocess.Popen(
+            argv, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+        def collect() -> str:
+            try:
+                return process.communicate(timeout=COMMAND_S)[0]
+            finally:
+                process.kill()
+
+        return collect
 
     # --- the audit log
 

@@ -36,6 +36,14 @@ def why_not() -> str | None:
     return None
 
 
+def refuse_without_cluster() -> None:
+    """Skip the test with the one reason, or fail it where clusters are required, as in CI."""
+    reason = why_not()
+    if reason is not None:
+        refuse = pytest.fail if os.environ.get(REQUIRED) else pytest.skip
+        refuse(reason)
+
+
 def programs_are_built() -> bool:
     check = [sys.executable, str(PROGRAM), "is-built"]
     return subprocess.run(check, capture_output=True, check=False).returncode == 0
@@ -54,10 +62,7 @@ def _cluster(level: Level) -> Iterator[Cluster]:
         found.enter()
         yield found
         return
-    reason = why_not()
-    if reason is not None:
-        refuse = pytest.fail if os.environ.get(REQUIRED) else pytest.skip
-        refuse(reason)
+    refuse_without_cluster()
     with tempfile.TemporaryDirectory(prefix="gmc-", dir="/var/tmp") as parent:
         cluster = Cluster(Path(parent) / "c")
         try:
