@@ -224,9 +224,7 @@ class ClusterObserver:
         ready = conditions.find(model.status.conditions, conditions.READY)
         if ready is None:
             return f"base model {model.metadata.name!r} has not been looked at yet"
-        # Devices may come with the pods that ask for them: a cluster that grows offers none before.
-        only_devices = ready.reason == conditions.DEVICES_OFFERED
-        return "" if ready.status == "True" or only_devices else ready.message
+        return "" if ready.status == "True" else ready.message
 
     def _pins(
         self,

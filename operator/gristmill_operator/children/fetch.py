@@ -13,12 +13,12 @@ from gristmill_operator.children.namespace import namespace_name
 from gristmill_operator.children.options import ChildOptions
 from gristmill_operator.children.seating import fetch_job_name, weights_claim_name
 from gristmill_operator.children.security import container_security, pod_security
-from gristmill_operator.children.weights import PREPARED
+from gristmill_operator.children.weights import fetched_folder
 
 MODEL: Final = "gristmill.dev/model"
 """Label of what serves one base model in a tenant's namespace."""
 FILLED: Final = "gristmill.dev/filled"
-"""Annotation of a volume: the uid of the base model whose weights it holds, whole."""
+"""Annotation of a volume: the folder that holds weights, whole."""
 TOKEN_ENTRY: Final = "token"  # noqa: S105 - the name of an entry
 FETCH_TRIES: Final = 5
 FETCH_S: Final = 4 * 3600
@@ -38,9 +38,9 @@ def fetch_state(
     model: BaseModelResource, claim: Manifest | None, job: Manifest | None
 ) -> FetchState:
     """How far the weights of one tenant are."""
-    name, uid = model.metadata.name, model.metadata.uid
+    name = model.metadata.name
     marks = {} if claim is None else claim["metadata"].get("annotations") or {}
-    if marks.get(FILLED) == uid:
+    if marks.get(FILLED) == fetched_folder(model):
         return FetchState(filled=True)
     if job is None:
         return FetchState(waits_for=f"the weights of {name!r} are about to be fetched")
@@ -135,7 +135,7 @@ def fetch_command(model: BaseModelResource, hub: HubWeights) -> list[str]:
     revision = [] if hub.revision == "main" else ["--revision", hub.revision]
     return [
         *("python", "-m", "gristmill_worker.prepare", hub.repository),
-        f"{paths.MODELS}/{PREPARED}",
+        f"{paths.MODELS}/{fetched_folder(model)}",
         *("--name", model.metadata.name, "--dtype", model.spec.dtype),
         *revision,
     ]

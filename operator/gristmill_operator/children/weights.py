@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gristmill_contracts.base_model import BaseModelResource, WeightsSpec
+from gristmill_operator.children.manifest import hash_of
 from gristmill_operator.children.options import ChildOptions
 from gristmill_operator.children.seating import weights_claim_name
 
 VOLUME: Final = "weights"
-PREPARED: Final = "prepared"
-"""Folder on a volume that a fetch Job fills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,14 @@ def weights_mount(model: BaseModelResource, options: ChildOptions) -> WeightsMou
         return _path(name, weights.path, options)
     if weights.pvc is not None:
         return _claim(weights.pvc.claim_name, weights.pvc.sub_path)
-    return _claim(weights_claim_name(name), PREPARED)
+    return _claim(weights_claim_name(name), fetched_folder(model))
+
+
+def fetched_folder(model: BaseModelResource) -> str:
+    """Folder on the volume, by what is in it: a model that is made again finds its weights, and only its."""
+    hub = model.spec.weights.hub_ref
+    source = ("", "") if hub is None else (hub.repository, hub.revision)
+    return f"prepared-{hash_of([*source, model.spec.dtype])}"
 
 
 def _sources(weights: WeightsSpec) -> int:
