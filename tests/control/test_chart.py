@@ -5,7 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -245,33 +248,48 @@ def test_an_uninstall_keeps_definitions_sessions_books_and_key(
     assert release.get("pvc", "gristmill-ledger", NAMESPACE)["metadata"]["uid"] == claim
 
 
-def run_check(
-    cluster: Cluster, program: str, account: str, folder: Path, **more: str
-) -> subprocess.Popen[str]:
-    """Start one of the chart's checks as its pod would, with the token of a ServiceAccount."""
-    (folder / "token").write_text(cluster.kubectl("create", "token", account, f"-n{NAMESPACE}"))
-    config = yaml.safe_load(
-        cluster.kubectl("get", "configmap", "kube-root-ca.crt", f"-n{NAMESPACE}", "-o", "yaml")
-    )
-    (folder / "ca.crt").write_text(config["data"]["ca.crt"])
-    environment = {
-        **os.environ,
-        "CHECK_ACCOUNT_DIR": str(folder),
-        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-        "KUBERNETES_SERVICE_PORT": "6443",
-        **more,
-    }
-    return subprocess.Popen(
-        [sys.executable, CHART / "files/hooks" / program],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+@dataclass(slots=True, kw_only=True)
+class Checks:
+    """The chart's checks, started as their pods would, with the token of a ServiceAccount."""
+
+    cluster: Cluster
+    folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, program: str, account: str, **more: str) -> subprocess.Popen[str]:
+        kubectl = self.cluster.kubectl
+        (self.folder / "token").write_text(kubectl("create", "token", account, f"-n{NAMESPACE}"))
+        config = self.cluster.get("configmap", "kube-root-ca.crt", NAMESPACE)
+        (self.folder / "ca.crt").write_text(config["data"]["ca.crt"])
+        environment = {
+            **os.environ,
+            "CHECK_ACCOUNT_DIR": str(self.folder),
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": "6443",
+            **more,
+        }
+        process = subprocess.Popen(
+            [sys.executable, CHART / "files/hooks" / program],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+
+@pytest.fixture
+def checks(release: Cluster, tmp_path: Path) -> Iterator[Checks]:
+    made = Checks(cluster=release, folder=tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.communicate()
 
 
 def test_the_check_refuses_an_uninstall_while_there_are_sessions(
-    release: Cluster, control_cluster: Cluster, namespace: str, tmp_path: Path
+    release: Cluster, control_cluster: Cluster, namespace: str, checks: Checks
 ) -> None:
     release.apply(SESSION.replace("NAME", "busy"), namespace=namespace)
-    check = run_check(release, "uninstall.py", "gristmill-operator", tmp_path)
+    check = checks.start("uninstall.py", "gristmill-operator")
     out, err = check.communicate(timeout=30)
     assert check.returncode == 1, err
     assert f"{namespace}/busy (Created)" in out
@@ -279,12 +297,87 @@ def test_the_check_refuses_an_uninstall_while_there_are_sessions(
 
 
 def test_the_check_lets_an_empty_cluster_go(
-    release: Cluster, control_cluster: Cluster, tmp_path: Path
+    release: Cluster, control_cluster: Cluster, checks: Checks
 ) -> None:
     for each in release.objects("trainingsessions"):
         meta = each["metadata"]
         release.delete("trainingsession", meta["name"], meta["namespace"], wait=True)
-    check = run_check(release, "uninstall.py", "gristmill-operator", tmp_path)
+    check = checks.start("uninstall.py", "gristmill-operator")
     out, err = check.communicate(timeout=30)
     assert (check.returncode, err) == (0, "")
     assert "the operator can go" in out
+
+
+class Ready(BaseHTTPRequestHandler):
+    """A gateway or ledger that is well."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def ready_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def start_test(checks: Checks, namespace: str, url: str) -> subprocess.Popen[str]:
+    """`helm test`'s program, with a ServiceAccount that may edit sessions in `namespace`."""
+    checks.cluster.kubectl(
+        "create", "rolebinding", "helm-test", "--clusterrole=gristmill-editor",
+        f"--serviceaccount={NAMESPACE}:gristmill-gateway", f"-n{namespace}",
+    )  # fmt: skip
+    return checks.start(
+        "test.py", "gristmill-gateway",
+        CHECK_GATEWAY=url, CHECK_LEDGER=url, CHECK_MODEL="tiny", CHECK_PROFILE="default",
+        CHECK_TENANT_NAMESPACE=namespace, CHECK_TIMEOUT_S="30",
+    )  # fmt: skip
+
+
+def report(cluster: Cluster, namespace: str, status: dict[str, object]) -> None:
+    """Say of the test's session what the operator would."""
+    eventually(
+        "the session is made", lambda: cluster.find("trainingsession", "helm-test", namespace)
+    )
+    patch = json.dumps({"status": status})
+    cluster.kubectl(
+        "patch", "trainingsession", "helm-test", f"-n{namespace}", "--subresource=status",
+        "--type=merge", f"--patch={patch}",
+    )  # fmt: skip
+
+
+def test_helm_test_waits_for_a_session_to_run_and_takes_it_away(
+    release: Cluster, control_cluster: Cluster, namespace: str, checks: Checks, ready_url: str
+) -> None:
+    check = start_test(checks, namespace, ready_url)
+    report(release, namespace, {"state": "Running"})
+    out, err = check.communicate(timeout=30)
+    assert (check.returncode, err) == (0, "")
+    assert f"session {namespace}/helm-test on tiny: Running after" in out
+    assert release.find("trainingsession", "helm-test", namespace) is None
+
+
+def test_helm_test_says_why_a_session_failed(
+    release: Cluster, control_cluster: Cluster, namespace: str, checks: Checks, ready_url: str
+) -> None:
+    failed = {
+        "type": "Failed",
+        "status": "True",
+        "reason": "ImageInvalid",
+        "message": "no such image",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    check = start_test(checks, namespace, ready_url)
+    report(release, namespace, {"state": "Failed", "conditions": [failed]})
+    _, err = check.communicate(timeout=30)
+    assert check.returncode == 1
+    assert "the session is Failed: Failed=True ImageInvalid: no such image" in err
+    release.wait_gone("trainingsession", "helm-test", namespace)

@@ -103,6 +103,7 @@ def run_a_session():
             "metadata": {"name": NAME, "namespace": NAMESPACE},
             "spec": {
                 "baseModelRef": {"name": MODEL, "profile": os.environ["CHECK_PROFILE"]},
+                "lora": {"rank": 8},
                 "storage": {"size": "1Gi", "retain": "Delete"},
             },
         },
