@@ -286,6 +286,7 @@ def test_a_rolling_update_of_the_gateway_takes_nobody_away_first() -> None:
     deployment = find(render(), "Deployment", "gristmill-gateway")["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     spec = deployment["template"]["spec"]
-    pause = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    shutdown = int(environment_of(spec["containers"][0])["GRISTMILL_GATEWAY_SHUTDOWN_S"])
-    assert spec["terminationGracePeriodSeconds"] >= pause + shutdown + 5
+    variables = environment_of(spec["containers"][0])
+    leave, shutdown = (int(variables[f"GRISTMILL_GATEWAY_{n}_S"]) for n in ("LEAVE", "SHUTDOWN"))
+    assert leave >= 5
+    assert spec["terminationGracePeriodSeconds"] >= leave + shutdown + 5

@@ -138,10 +138,10 @@ def test_the_operator_may_bind_the_roles_of_people_because_it_holds_their_rights
 def test_the_gateway_has_this_and_no_more() -> None:
     ours = "gristmill.dev"
     read = {"get", "list", "watch"}
-    kinds = ("trainingsessions", "tenants", "basemodels", "ratecards")
+    kinds = ("trainingsessions", "tenants", "basemodels")
     assert set(rules(render(), "ClusterRole", "gristmill-gateway")) == {
         *((ours, kind, verb, "") for kind in kinds for verb in read),
-        *((ours, "trainingsessions", v, "") for v in ("create", "update", "patch", "delete")),
+        *((ours, "trainingsessions", v, "") for v in ("create", "patch", "delete")),
         ("authorization.k8s.io", "subjectaccessreviews", "create", ""),
     }
 
