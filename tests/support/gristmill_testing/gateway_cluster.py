@@ -182,7 +182,14 @@ class GatewayCluster:
         return made
 
     def call(
-        self, tenant: str, method: str, path: str, body: Json, headers: dict[str, str], at: int = 0
+        self,
+        tenant: str,
+        method: str,
+        path: str,
+        body: Json,
+        headers: dict[str, str],
+        *,
+        at: int = 0,
     ) -> tuple[int, bytes]:
         """A signed request with headers that a client would not send; status and body of the answer."""
         key = self.keys[tenant]

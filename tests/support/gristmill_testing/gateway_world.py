@@ -73,6 +73,7 @@ class FakeLedger:
                 Route("/healthz", lambda _request: Response("ok")),
                 Route("/v1/tenants/{name}", self._tenant, methods=["PUT"]),
                 Route("/v1/checkpoint-groups", self._group, methods=["POST"]),
+                Route("/v1/checkpoint-groups/{tenant}/{name}", self._named_group),
                 Route("/v1/usage", lambda _request: Response(b'{"rows": []}')),
                 Route("/v1/checkpoints/{tenant}/{group}/{version:int}", self._checkpoint),
             ]
@@ -87,6 +88,13 @@ class FakeLedger:
         wanted = msgspec.msgpack.decode(await request.body(), type=CreateGroup)
         return self._answer(
             CheckpointGroup(tenant=wanted.tenant, name=wanted.name, description="", created_us=0)
+        )
+
+    async def _named_group(self, request: Request) -> Response:
+        parts = request.path_params
+        tenant = TenantName(parts["tenant"])
+        return self._answer(
+            CheckpointGroup(tenant=tenant, name=parts["name"], description="", created_us=0)
         )
 
     async def _checkpoint(self, request: Request) -> Response:
