@@ -9,6 +9,7 @@ import msgspec
 from gristmill_contracts import limits
 from gristmill_contracts.errors import (
     ConflictError,
+    FencedError,
     ForbiddenError,
     GristmillError,
     InvalidRequestError,
@@ -120,6 +121,9 @@ class Execution:
         if error is None and isinstance(result, SaveResult):
             try:
                 result = await self._register(record, operation, result)
+            except FencedError as fence:
+                self.session.break_off(fence)  # The owner runs it again: it did not fail.
+                raise
             except GristmillError as refusal:
                 error = _problem(refusal)
         if result is None or error is not None:

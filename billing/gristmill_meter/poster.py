@@ -98,6 +98,7 @@ class Poster:
                 f"the ledger has usage of session {state.uid} up to {cursor.acked_seq} but its log only "
                 f"up to {state.head_seq}; restore the newer volume, or create a new session"
             )
+        await self._recall_from(cursor.acked_seq + 1)
         self._registered_attempt = attempt
         self._acknowledged(cursor.acked_seq)
         session.admit()
@@ -137,11 +138,16 @@ class Poster:
             "usage_cursor_moved",
             extra={"session": session.state.uid, "from": session.acked_seq, "to": expected_seq - 1},
         )
-        oldest = session.state.events[0][1].producer_seq if session.state.events else None
-        if expected_seq <= session.acked_seq and (oldest is None or expected_seq < oldest):
-            await session.recall_events()
+        await self._recall_from(expected_seq)
         session.acked_seq = expected_seq - 1
         self._registered_attempt = -1
+
+    async def _recall_from(self, seq: int) -> None:
+        """Have the event `seq` at hand, if the log has it: it may have been acknowledged, and let go."""
+        state = self.session.state
+        oldest = state.events[0][1].producer_seq if state.events else state.head_seq + 1
+        if seq < oldest:
+            await self.session.recall_events()
 
     def _fields(self, error: GristmillError) -> dict[str, str]:
         return {"session": self.session.state.uid, "code": error.code, "error": error.message}

@@ -71,12 +71,9 @@ class FakeDisk:
 
     def list(self, path: str) -> list[str]:
         with self.lock:
-            prefix = path + "/"
-            return sorted(
-                name[len(prefix) :]
-                for name in self.files
-                if name.startswith(prefix) and "/" not in name[len(prefix) :]
-            )
+            prefix = path + "/" if path else ""
+            below = (name[len(prefix) :] for name in self.files if name.startswith(prefix))
+            return sorted({name.partition("/")[0] for name in below})
 
     def open_append(self, path: str) -> FakeDiskAppender:
         with self.lock:

@@ -5,7 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gristmill_contracts.cluster_http import Directive, HeartbeatAnswer
-from gristmill_contracts.errors import ConflictError, FencedError, GristmillError
+from gristmill_contracts.errors import (
+    ConflictError,
+    FencedError,
+    GristmillError,
+    NotFoundError,
+)
 from gristmill_contracts.http import (
     Checkpoint,
     Heartbeat,
@@ -62,7 +67,7 @@ class FakeLedger:
             return ProducerCursor(producer=batch.producer, acked_seq=last, fenced=True)
         acked = self.cursors.get(batch.producer, 0)
         if batch.producer not in self.epochs:
-            raise ConflictError(f"producer {batch.producer} is not registered")
+            raise NotFoundError(f"producer {batch.producer} is not registered")
         if batch.first_seq > acked + 1:
             raise SequenceGapError("a gap", acked + 1)
         known = {event.event_id: event for event in self.events}

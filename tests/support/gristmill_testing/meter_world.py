@@ -56,6 +56,7 @@ class World:
         self.worker = FakeWorker()
         self.ledger = FakeLedger()
         self.meter: Meter | None = None
+        self.registers_first = False
         self.life = 0
         """Counts starts."""
         self.settings.assignments_dir.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,11 @@ class World:
         if not (self.settings.assignments_dir / f"{UID}.json").exists():
             self.assign(**changes)
         self.meter = Meter(
-            settings=self.settings, disk=self.disk, worker=self.worker, ledger=self.ledger
+            settings=self.settings,
+            disk=self.disk,
+            worker=self.worker,
+            ledger=self.ledger,
+            registers_first=self.registers_first,
         )
         await self.meter.start()
         self.life += 1
