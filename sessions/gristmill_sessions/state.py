@@ -11,6 +11,9 @@ from gristmill_contracts import conditions as known
 from gristmill_contracts.resources import Condition
 from gristmill_contracts.session import State, TrainingSession, TrainingSessionSpec
 
+NO_PODS: Final = frozenset({"Creating", "CreationRefused", "NameTaken", "ApiUnavailable"})
+"""Reasons of `PodsReady=False` that say that there are none yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -46,7 +49,8 @@ class Facts:
     @property
     def scheduled(self) -> bool:
         pods = known.find(self.conditions, known.PODS_READY)
-        return self.true(known.QUOTA_RESERVED) and pods is not None
+        exist = pods is not None and pods.status != "Unknown" and pods.reason not in NO_PODS
+        return self.true(known.QUOTA_RESERVED) and exist
 
 
 TABLE: Final[tuple[tuple[State, Callable[[Facts], bool]], ...]] = (

@@ -10,6 +10,7 @@ from gristmill_contracts.session import WorkersStatus
 from gristmill_sessions.attempts import (
     NODE_LOST_US,
     cluster_of,
+    endpoint,
     is_started,
     own_pods,
     pending_until_us,
@@ -73,6 +74,9 @@ def of_cluster(observed: Observed, plan: Plan) -> dict[str, Any]:  # Any: fields
     """What the pods tell, whatever the plan was."""
     cluster, status = cluster_of(observed), observed.session.status
     told: dict[str, Any] = {"attempt": observed.attempt}  # Any: fields of the status
+    if status.endpoint != endpoint(observed):
+        # Only `running` publishes one; whatever the plan is about, one that does not serve is taken back.
+        told["endpoint"] = ""
     if cluster.cost:
         told["cost"] = cluster.cost
     if observed.attempt == 0:
