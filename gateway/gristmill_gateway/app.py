@@ -27,6 +27,7 @@ from gristmill_gateway.meters import Meters
 from gristmill_gateway.metrics import Metrics
 from gristmill_gateway.s3 import S3Wire
 from gristmill_gateway.s3_front import S3Front
+from gristmill_gateway.s3_ledger_store import LedgerArtifactStore
 from gristmill_gateway.s3_store import ArtifactStore, LocalArtifactStore
 from gristmill_gateway.sagemaker.context import RuntimeContext
 from gristmill_gateway.sagemaker.json_wire import JsonWire
@@ -112,7 +113,11 @@ def make_gateway(
         stop_by_annotation=cluster is not None,
         draining=draining,
     )
-    artifacts: ArtifactStore = LocalArtifactStore(settings.artifacts_dir)
+    artifacts: ArtifactStore = (
+        LocalArtifactStore(settings.artifacts_dir)
+        if cluster is None
+        else LedgerArtifactStore(ledger)
+    )
     front = FrontDoor(
         authenticator=Authenticator(
             directory=directory,

@@ -81,7 +81,7 @@ class LedgerClient:
     async def session_usage(self, tenant: str, session_uid: str) -> Counts | None:
         """The tokens posted for a session so far; None where the ledger holds unknown usage alone."""
         query = {"tenant": tenant, "session": session_uid}
-        answer = await self._exchange("GET", "/v1/usage", query=query, message=None)
+        answer = await self.exchange("GET", "/v1/usage", query=query)
         try:
             return _counts(json.loads(answer))
         except (ValueError, TypeError, KeyError) as error:
@@ -96,27 +96,30 @@ class LedgerClient:
         query: dict[str, str] | None = None,
         message: msgspec.Struct | None = None,
     ) -> T:
-        answer = await self._exchange(method, path, query=query, message=message)
+        data = None if message is None else msgspec.msgpack.encode(message)
+        answer = await self.exchange(method, path, query=query, data=data)
         try:
             return msgspec.msgpack.decode(answer, type=shape)
         except msgspec.DecodeError as error:
             raise _nonsense(path, error) from error
 
-    async def _exchange(
+    async def exchange(
         self,
         method: str,
         path: str,
         *,
-        query: dict[str, str] | None,
-        message: msgspec.Struct | None,
+        query: dict[str, str] | None = None,
+        data: bytes | None = None,
+        headers: dict[str, str] | None = None,
     ) -> bytes:
+        """The body of an answer. path: percent-encoded."""
         try:
             async with self._http.request(
                 method,
                 self._base_url + path,
                 params=query,
-                data=None if message is None else msgspec.msgpack.encode(message),
-                headers=self._headers,
+                data=data,
+                headers=self._headers | (headers or {}),
                 timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
             ) as response:
                 answer = await response.read()

@@ -131,7 +131,7 @@ class LocalArtifactStore:
             path = folder / locations.check_key(key)
         except InvalidRequestError as error:
             raise NotFoundError(f"there is no object {key!r} in bucket {bucket!r}") from error
-        if not all(map(_is_object_name, key.split("/"))):
+        if not all(map(is_object_name, key.split("/"))):
             raise NotFoundError(f"{key!r} in bucket {bucket!r} is no object yet")
         if path.parent.resolve() != folder.resolve() / path.parent.relative_to(folder):
             raise NotFoundError(f"{key!r} in bucket {bucket!r} lies behind a link")
@@ -157,7 +157,7 @@ def _walk(folder: str, base: str, prefix: bytes, after: bytes) -> Iterator[Objec
     try:
         with os.scandir(folder) as entries:
             children = [
-                (entry, _key(entry, base)) for entry in entries if _is_object_name(entry.name)
+                (entry, _key(entry, base)) for entry in entries if is_object_name(entry.name)
             ]
     except (FileNotFoundError, NotADirectoryError):
         return
@@ -174,7 +174,7 @@ def _walk(folder: str, base: str, prefix: bytes, after: bytes) -> Iterator[Objec
                 continue
 
 
-def _is_object_name(name: str) -> bool:
+def is_object_name(name: str) -> bool:
     return not name.startswith(TEMPORARY_PREFIX) and name.isprintable()
 
 
