@@ -141,7 +141,7 @@ class ApiProxy:
         assert self.client is not None
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS}
         async with self.client.request(
-            request.method, self.target + request.path_qs, headers=headers, data=body, ssl=self.tls
+            request.method, self.target + request.path_qs, headers=headers, data=body or None, ssl=self.tls
         ) as upstream:
             if watch and upstream.status == 200:
                 return await _relay_watch(request, upstream, fault)
