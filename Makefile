@@ -63,6 +63,7 @@ fmt: setup ## Let ruff mend what it can
 .PHONY: types
 types: setup ## mypy, strict
 	@$(BIN)/mypy
+	@MYPYPATH=tests/cluster $(BIN)/mypy tests/cluster/*.py tests/support/gristmill_testing/cluster{,_fixtures,_pods}.py
 
 .PHONY: imports
 imports: setup ## import-linter: which package may import which
@@ -76,6 +77,10 @@ check: lint types imports test-fast ## What to run before a commit
 .PHONY: cluster-build
 cluster-build: setup ## Build the test cluster: about 10 minutes the first time, then nothing
 	@$(CLUSTER) build
+
+.PHONY: cluster-programs
+cluster-programs: ## The long part of it, which needs no .venv: Kubernetes and its helpers from source
+	@python3 tests/cluster/programs.py
 
 .PHONY: cluster
 cluster: cluster-build ## Start a real Kubernetes on this machine (LEVEL=control for one without a node)

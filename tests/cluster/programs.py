@@ -1,4 +1,7 @@
-"""The cluster's programs: Debian's packages, and one Go binary that is all the rest."""
+"""The cluster's programs: Debian's packages, and one Go binary that is all the rest.
+
+python3 programs.py    install and build them; it needs no package but the standard library
+"""
 
 from __future__ import annotations
 
@@ -182,3 +185,8 @@ class Progress:
 def clock(begin: float) -> str:
     minutes, seconds = divmod(int(time.monotonic() - begin), 60)
     return f"{minutes:3d}:{seconds:02d}"
+
+
+if __name__ == "__main__":
+    install_packages()
+    print(built())

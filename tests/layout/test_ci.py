@@ -35,11 +35,19 @@ def run_ci(folder: Path, failing_target: str) -> subprocess.CompletedProcess[str
 def test_it_runs_the_rules_and_every_test(tmp_path: Path) -> None:
     answer = run_ci(tmp_path, failing_target="nothing")
     assert answer.returncode == 0, answer.stderr
-    assert (tmp_path / "targets").read_text().splitlines() == ["lint types imports", "test"]
-    assert answer.stdout.splitlines()[-1] == "==== 7 passed in 0.1s ===="
+    made = (tmp_path / "targets").read_text().splitlines()
+    assert sorted(made) == ["cluster-programs", "lint types imports", "test", "test-cluster"]
+    assert made[-2:] == ["test", "test-cluster"]
 
 
-@pytest.mark.parametrize("target", ["lint", "types", "imports", "test"])
+def test_its_last_line_adds_up_what_the_runs_of_pytest_counted(tmp_path: Path) -> None:
+    answer = run_ci(tmp_path, failing_target="nothing")
+    assert answer.stdout.splitlines()[-1] == "==== 14 passed in 0.20s ===="
+
+
+@pytest.mark.parametrize(
+    "target", ["lint", "types", "imports", "test", "test-cluster", "cluster-programs"]
+)
 def test_it_fails_where_a_target_does(tmp_path: Path, target: str) -> None:
     assert run_ci(tmp_path, failing_target=target).returncode != 0
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gristmill_testing.cluster import Cluster, Json, eventually
+from gristmill_testing.cluster import ROOT, Cluster, Json, eventually
 from gristmill_testing.cluster_pods import (
     GROUP,
     PYTHON_IMAGE,
@@ -235,6 +235,29 @@ def test_our_image_starts_by_its_digest_without_root_on_a_read_only_root(
         namespace=namespace,
     )
     assert f"GRISTMILL_{part.upper()}_" in ended(node_cluster, namespace, part)
+
+
+def test_our_images_hold_the_wheel_and_the_pinned_versions(
+    node_cluster: Cluster, namespace: str
+) -> None:
+    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    entry = {"command": ["python", "-c", code]}
+    node_cluster.apply(
+        pod("p", image=node_cluster.image("gateway"), container=entry), namespace=namespace
+    )
+    found: dict[str, str] = json.loads(ended(node_cluster, namespace, "p"))
+    assert found.pop("gristmill")
+    lines = (ROOT / "requirements/constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    assert {plain(name): version for name, version in found.items()}.items() <= {
+        plain(name): version for name, version in pins.items()
+    }.items()
+    assert {"fastapi", "kubernetes", "sqlalchemy", "kopf"} <= {plain(name) for name in found}
+
+
+def plain(name: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def operator_starts() -> bool:
