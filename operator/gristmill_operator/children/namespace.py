@@ -10,6 +10,8 @@ from gristmill_operator.children.options import ChildOptions
 
 NEVER: Final = frozenset({"default"})
 NEVER_PREFIX: Final = "kube-"
+HAND_OVER: Final = "gristmill.dev/hand-over-to"
+"""Annotation by which whoever owns a namespace gives it to the tenant of this name."""
 
 
 def namespace_name(tenant: Tenant) -> str:
@@ -63,7 +65,7 @@ def claim_namespace(tenant: Tenant, found: Manifest | None, options: ChildOption
         return Claim(verdict="New")
     meta: dict[str, Any] = found["metadata"]  # Any: fields of metadata
     marks = meta.get("annotations") or {}
-    marked = marks.get(labels.TENANT)
+    marked = marks.get(labels.TENANT) or marks.get(HAND_OVER)
     if marked != who:
         return Claim(verdict="Foreign", message=_foreign(name, who, marked))
     if meta.get("deletionTimestamp"):
@@ -75,12 +77,12 @@ def claim_namespace(tenant: Tenant, found: Manifest | None, options: ChildOption
         return Claim(verdict="Ours")
     return Claim(
         verdict="Adopt",
-        message=f"namespace {name!r} was of an earlier tenant {who!r} and is taken over with all in it",
+        message=f"namespace {name!r} was there before this tenant {who!r} and is taken over with all in it",
     )
 
 
 def _foreign(name: str, who: str, marked: str | None) -> str:
-    if marked:
+    if marked is not None:
         return (
             f"namespace {name!r} belongs to tenant {marked!r}, and nothing in it is touched; "
             f"make tenant {who!r} again with another spec.namespace"
@@ -88,5 +90,5 @@ def _foreign(name: str, who: str, marked: str | None) -> str:
     return (
         f"namespace {name!r} was not made for a tenant, and nothing in it is touched; make tenant {who!r} "
         f"again with another spec.namespace, or hand it over: kubectl annotate namespace {name} "
-        f"{labels.TENANT}={who}"
+        f"{HAND_OVER}={who}"
     )

@@ -1,0 +1,317 @@
+"""Tenants on a real API server, with the rights of the shipped ServiceAccount."""
+
+import base64
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from gristmill_contracts import labels
+from gristmill_contracts.errors import UnavailableError
+from gristmill_contracts.secrets import access_key_id, access_key_secret
+from gristmill_operator.children.namespace import HAND_OVER
+from gristmill_testing.cluster import WRITES, Cluster, eventually
+from gristmill_testing.cluster_objects import CLUSTER_KEY
+from gristmill_testing.operator_bench import Bench, operator_bench
+from gristmill_testing.operator_world import ACCOUNT, install_chart, tenant
+
+
+@pytest.fixture(scope="module")
+def chart(control_cluster: Cluster) -> Cluster:
+    install_chart(control_cluster)
+    return control_cluster
+
+
+@pytest.fixture
+async def bench(chart: Cluster) -> AsyncIterator[Bench]:
+    async with operator_bench(chart) as made:
+        yield made
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest, chart: Cluster) -> Iterator[str]:
+    """A tenant's name of this test's own; the tenant and its namespace go with it."""
+    made = f"t{abs(hash(request.node.name)) % 10**8}"
+    yield made
+    chart.try_kubectl("delete", "tenant", made, "--ignore-not-found", "--wait=false")
+    chart.try_kubectl("delete", "namespace", f"gm-{made}", "--ignore-not-found", "--wait=false")
+
+
+def condition(cluster: Cluster, name: str, type_: str) -> dict[str, Any]:
+    found = cluster.get("tenant", name).get("status", {}).get("conditions", [])
+    return next((each for each in found if each["type"] == type_), {})
+
+
+async def settle(bench: Bench, name: str) -> None:
+    """Until a tenant is Ready: the right to write in a new namespace takes a moment to be known."""
+    for _ in range(50):
+        await bench.tenant(name)
+        if condition(bench.cluster, name, "Ready").get("status") == "True":
+            return
+    raise AssertionError(bench.cluster.get("tenant", name).get("status"))
+
+
+async def test_a_tenant_gets_a_namespace_that_lets_nothing_through(bench: Bench, name: str) -> None:
+    cluster = bench.cluster
+    cluster.apply(
+        tenant(
+            name,
+            quota={
+                "maxSessions": 5,
+                "cpu": "0.5",
+                "memory": "1024Mi",
+                "devices": {"nvidia.com/gpu": "8"},
+            },
+            subjects=[
+                {"kind": "User", "name": "ann", "role": "edit"},
+                {"kind": "Group", "name": "auditors", "role": "view"},
+            ],
+            network={"egressCIDRs": ["0.0.0.0/0", "10.96.0.0/24"]},
+            keys=[{"name": "ci"}, {"name": "old", "revoked": True}],
+        )
+    )
+    await settle(bench, name)
+    namespace = f"gm-{name}"
+    meta = cluster.get("namespace", namespace)["metadata"]
+    assert meta["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert meta["labels"]["pod-security.kubernetes.io/enforce-version"] == "v1.32"
+    uid = cluster.get("tenant", name)["metadata"]["uid"]
+    assert (meta["annotations"][labels.TENANT], meta["annotations"][labels.TENANT_UID]) == (
+        name,
+        uid,
+    )
+    policies = {each["metadata"]["name"] for each in cluster.objects("networkpolicies", namespace)}
+    assert policies == {
+        "default-deny",
+        "dns",
+        "meter-out",
+        "fetch-out",
+        "gateway-in",
+        "egress-extra",
+    }
+    hard = cluster.get("resourcequota", "gristmill", namespace)["spec"]["hard"]
+    assert hard["requests.nvidia.com/gpu"] == "8"
+    assert hard["count/trainingsessions.gristmill.dev"] == "5"
+    key = cluster.get("secret", "gristmill-key-ci", namespace)["data"]
+    identifier = access_key_id(uid, "ci")
+    assert base64.b64decode(key["accessKeyId"]).decode() == identifier
+    secret = base64.b64decode(key["secretAccessKey"]).decode()
+    assert secret == access_key_secret(CLUSTER_KEY, identifier)
+    assert cluster.find("secret", "gristmill-key-old", namespace) is None
+    status = cluster.get("tenant", name)["status"]
+    assert (status["namespace"], status["accountId"]) == (namespace, "100000000001")
+    assert {each["type"]: each["status"] for each in status["conditions"]} == {
+        "NamespaceReady": "True", "NetworkReady": "True", "QuotaReady": "True",
+        "BudgetAvailable": "True", "Ready": "True",
+    }  # fmt: skip
+    assert "10.96.0.0/24" in condition(cluster, name, "NetworkReady")["message"]
+
+
+async def test_people_get_their_roles_and_pods_get_none(bench: Bench, name: str) -> None:
+    cluster, namespace = bench.cluster, f"gm-{name}"
+    cluster.apply(tenant(name, subjects=[{"kind": "User", "name": "ann", "role": "view"}]))
+    await settle(bench, name)
+
+    def may(verb: str, who: str) -> bool:
+        answer = cluster.try_kubectl(
+            "auth",
+            "can-i",
+            verb,
+            "trainingsessions.gristmill.dev",
+            f"--namespace={namespace}",
+            f"--as={who}",
+        )
+        return answer.out.strip() == "yes"
+
+    client = f"system:serviceaccount:{namespace}:gm-client"
+    eventually("the client account may create", lambda: may("create", client))
+    assert may("get", "ann")
+    assert not may("create", "ann")
+    assert not may("get", f"system:serviceaccount:{namespace}:gm-worker")
+
+
+async def test_looking_again_writes_nothing(bench: Bench, name: str) -> None:
+    """G22: no pass over a tenant that is as it should be leads to another."""
+    cluster = bench.cluster
+    cluster.apply(
+        tenant(
+            name,
+            quota={"cpu": "1000m", "memory": "4096Mi", "storage": "0.5Ti"},
+            network={"egressCIDRs": ["203.0.113.0/24"]},
+            subjects=[{"kind": "ServiceAccount", "name": "bot", "namespace": "ci"}],
+            keys=[{"name": "ci"}],
+        )
+    )
+    await settle(bench, name)
+    await bench.tenant(name)
+    mark = cluster.audit_mark()
+    for _ in range(3):
+        assert await bench.tenant(name) is None
+    assert [each["requestURI"] for each in cluster.audit(mark, user=ACCOUNT, verbs=WRITES)] == []
+
+
+async def test_what_a_tenant_no_longer_asks_for_goes(bench: Bench, name: str) -> None:
+    cluster, namespace = bench.cluster, f"gm-{name}"
+    cluster.apply(
+        tenant(
+            name,
+            quota={"maxSessions": 5, "pods": 9},
+            network={"egressCIDRs": ["203.0.113.0/24"]},
+            subjects=[{"kind": "User", "name": "ann", "role": "view"}],
+            keys=[{"name": "ci"}],
+        )
+    )
+    await settle(bench, name)
+    cluster.kubectl("create", "configmap", "theirs", f"--namespace={namespace}")
+    cluster.apply(
+        tenant(
+            name,
+            quota={"pods": 9},
+            network={"gatewayIngress": False},
+            keys=[{"name": "ci", "revoked": True}],
+        )
+    )
+    await bench.tenant(name)
+    policies = {each["metadata"]["name"] for each in cluster.objects("networkpolicies", namespace)}
+    assert policies == {"default-deny", "dns", "meter-out", "fetch-out"}
+    assert cluster.get("resourcequota", "gristmill", namespace)["spec"]["hard"] == {"pods": "9"}
+    assert cluster.find("rolebinding", "gristmill-viewers", namespace) is None
+    assert cluster.find("secret", "gristmill-key-ci", namespace) is None
+    assert cluster.find("configmap", "theirs", namespace) is not None
+
+
+async def test_what_somebody_changed_is_put_right(bench: Bench, name: str) -> None:
+    cluster, namespace = bench.cluster, f"gm-{name}"
+    cluster.apply(tenant(name))
+    await settle(bench, name)
+    cluster.kubectl(
+        "patch", "networkpolicy", "default-deny", f"--namespace={namespace}", "--type=json",
+        '--patch=[{"op":"replace","path":"/spec/policyTypes","value":["Ingress"]}]',
+    )  # fmt: skip
+    cluster.kubectl("delete", "networkpolicy", "meter-out", f"--namespace={namespace}")
+    await bench.tenant(name)
+    spec = cluster.get("networkpolicy", "default-deny", namespace)["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert cluster.find("networkpolicy", "meter-out", namespace) is not None
+
+
+async def test_a_foreign_namespace_is_not_touched(bench: Bench, name: str) -> None:
+    cluster, namespace = bench.cluster, f"gm-{name}"
+    cluster.kubectl("create", "namespace", namespace)
+    before = cluster.get("namespace", namespace)["metadata"]["resourceVersion"]
+    cluster.apply(tenant(name))
+    mark = cluster.audit_mark()
+    again_s = await bench.tenant(name)
+    assert again_s is not None
+    assert again_s >= 30
+    ready = condition(cluster, name, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "NamespaceForeign")
+    assert f"kubectl annotate namespace {namespace}" in ready["message"]
+    assert "NamespaceForeign" in bench.recorder.reasons
+    assert cluster.get("namespace", namespace)["metadata"]["resourceVersion"] == before
+    writes = [each["requestURI"] for each in cluster.audit(mark, user=ACCOUNT, verbs=WRITES)]
+    assert all("/tenants/" in uri for uri in writes)
+    assert cluster.objects("networkpolicies", namespace) == []
+
+
+async def test_an_administrator_hands_a_namespace_over(bench: Bench, name: str) -> None:
+    cluster, namespace = bench.cluster, f"gm-{name}"
+    cluster.kubectl("create", "namespace", namespace)
+    cluster.apply(tenant(name))
+    await bench.tenant(name)
+    cluster.kubectl("annotate", "namespace", namespace, f"{HAND_OVER}={name}")
+    await settle(bench, name)
+    assert cluster.find("networkpolicy", "default-deny", namespace) is not None
+
+
+async def test_the_second_tenant_of_one_namespace_gets_nothing(bench: Bench, name: str) -> None:
+    cluster, other = bench.cluster, f"{name}-b"
+    cluster.apply(tenant(name))
+    await settle(bench, name)
+    cluster.apply(tenant(other, namespace=f"gm-{name}"))
+    try:
+        await bench.tenant(other)
+        ready = condition(cluster, other, "Ready")
+        assert ready["reason"] == "NamespaceForeign"
+        assert f"belongs to tenant '{name}'" in ready["message"]
+        await bench.tenant(name)
+        assert condition(cluster, name, "Ready")["status"] == "True"
+    finally:
+        cluster.kubectl("delete", "tenant", other)
+
+
+async def test_a_tenant_that_is_made_again_finds_its_namespace_with_all_in_it(
+    bench: Bench, name: str
+) -> None:
+    """G14: definitions deleted and made again, the same tenant with a new uid, and nothing is lost."""
+    cluster, namespace = bench.cluster, f"gm-{name}"
+    cluster.apply(tenant(name))
+    await settle(bench, name)
+    uid = cluster.get("namespace", namespace)["metadata"]["uid"]
+    cluster.kubectl("create", "configmap", "theirs", f"--namespace={namespace}")
+    cluster.kubectl("delete", "tenant", name)
+    await bench.tenant(name)
+    assert cluster.get("namespace", namespace)["metadata"].get("deletionTimestamp") is None
+    cluster.apply(tenant(name))
+    await settle(bench, name)
+    after = cluster.get("namespace", namespace)["metadata"]
+    assert after["uid"] == uid
+    assert after["annotations"][labels.TENANT_UID] == cluster.get("tenant", name)["metadata"]["uid"]
+    assert "NamespaceAdopted" in bench.recorder.reasons
+    assert cluster.find("configmap", "theirs", namespace) is not None
+
+
+async def test_a_namespace_deleted_by_hand_is_told_and_waited_for(bench: Bench, name: str) -> None:
+    """G32: no hot loop on what cannot be done now."""
+    cluster, namespace = bench.cluster, f"gm-{name}"
+    cluster.apply(tenant(name))
+    await settle(bench, name)
+    cluster.apply(
+        {
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": "held", "namespace": namespace, "finalizers": ["test.example/held"]},
+        }
+    )  # fmt: skip
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+    again_s = await bench.tenant(name)
+    assert again_s is not None
+    assert again_s >= 5
+    assert condition(cluster, name, "Ready")["reason"] == "NamespaceTerminating"
+    mark = cluster.audit_mark()
+    await bench.tenant(name)
+    assert list(cluster.audit(mark, user=ACCOUNT, verbs=WRITES)) == []
+    cluster.kubectl(
+        "patch", "configmap", "held", f"--namespace={namespace}", "--type=merge",
+        '--patch={"metadata":{"finalizers":null}}',
+    )  # fmt: skip
+    cluster.wait_gone("namespace", namespace)
+    await settle(bench, name)
+
+
+async def test_a_tenant_waits_for_its_account_while_the_ledger_is_away(
+    bench: Bench, name: str
+) -> None:
+    cluster = bench.cluster
+    cluster.apply(tenant(name))
+    bench.ledger.refusal = UnavailableError("the ledger did not answer")
+    for _ in range(10):
+        assert await bench.tenant(name) is not None
+    ready = condition(cluster, name, "Ready")
+    assert (ready["reason"], ready["message"]) == ("LedgerUnavailable", "the ledger did not answer")
+    bench.ledger.refusal = None
+    await settle(bench, name)
+    assert cluster.get("tenant", name)["status"]["accountId"] == "100000000001"
+
+
+@pytest.mark.parametrize("namespace", ["kube-system", "default", "gristmill-system"])
+async def test_the_clusters_own_namespaces_are_never_a_tenants(
+    bench: Bench, name: str, namespace: str
+) -> None:
+    """Whoever gets past the definition's own rule is stopped here."""
+    cluster = bench.cluster
+    answer = cluster.try_apply(tenant(name, namespace=namespace))
+    if answer.code == 0:
+        await bench.tenant(name)
+        assert condition(cluster, name, "Ready")["reason"] == "NamespaceForeign"
+    found = cluster.get("namespace", namespace)["metadata"]
+    assert labels.TENANT not in found.get("annotations", {})
