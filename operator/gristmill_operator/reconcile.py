@@ -126,10 +126,10 @@ class SessionReconciler:
             if session.metadata.generation != observed.session.metadata.generation:
                 # Somebody changed what is wanted: what was decided is of yesterday.
                 return 0.0
-            wait_s = await self._write(key, body, observed, plan)
+            wrote, wait_s = await self._write(key, body, observed, plan)
             if failure is not None:
                 raise StepFailedError(failure)
-            if not plan.actions:
+            if not plan.actions and not wrote:
                 return _earliest(_seconds_until(plan.again_at_us, self.clock_us()), wait_s)
             if self.cluster.expectations.unseen((key.namespace, key.name)):
                 return UNSETTLED_S
@@ -152,21 +152,24 @@ class SessionReconciler:
             self.errors.pop(key, None)
         return None
 
-    async def _write(self, key: Key, body: Json, observed: Observed, plan: Plan) -> float | None:
+    async def _write(
+        self, key: Key, body: Json, observed: Observed, plan: Plan
+    ) -> tuple[bool, float | None]:
         """Write the status that follows from the plan, if it says something new, and announce it.
 
-        Returns seconds after which what only informs may be written; None = nothing is left to write.
+        Returns whether it was written, and seconds after which what only informs may be; None = nothing
+        is left to write.
         """
         status = next_status(observed, plan)
         patch = status_patch(body, status)
         if patch is None:
-            return None
+            return False, None
         before = session_from(body).status
         informative = patch[STATUS].keys() <= _INFORMATIVE
         if informative:
             wait_s = self.budget.wait_s(key)
             if wait_s > 0:
-                return wait_s
+                return False, wait_s
         await self.cluster.merge_patch(SESSIONS, key.namespace, key.name, patch, subresource=STATUS)
         self.budget.written(key)
         self.wrote(informative)
@@ -182,7 +185,7 @@ class SessionReconciler:
                 },
             )
         self._tell(body, before, status, plan, observed)
-        return None
+        return True, None
 
     def _tell(
         self,

@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import kopf
@@ -124,20 +124,20 @@ class Watcher:
     loop: asyncio.AbstractEventLoop
     """Where the intake lives."""
     restarted: Callable[[], None] = lambda: None
-    _stop: threading.Event = field(default_factory=threading.Event)
 
     async def run(self) -> None:
         """Watch until cancelled; start again when kopf gives up. Raises UnavailableError if that is all it does."""
         ended: list[float] = []
         while True:
             done: asyncio.Future[str] = self.loop.create_future()
-            thread = threading.Thread(target=self._thread, args=[done], name="kopf", daemon=True)
+            stop = threading.Event()
+            arguments = (done, stop)
+            thread = threading.Thread(target=self._thread, args=arguments, name="kopf", daemon=True)
             thread.start()
             try:
                 why = await done
             finally:
-                self._stop.set()
-            self._stop = threading.Event()
+                stop.set()
             now = self.loop.time()
             ended = [*(at for at in ended if now - at < RESTARTS_WITHIN_S), now]
             logger.error("watch_ended", extra={"error": why, "times": len(ended)})
@@ -146,18 +146,19 @@ class Watcher:
                 raise UnavailableError(f"the watches ended {len(ended)} times, last: {why}")
             await asyncio.sleep(1.0)
 
-    def _thread(self, done: "asyncio.Future[str]") -> None:
-        why = "kopf ended"
-        try:
-            asyncio.run(self._operate())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the watch is over
-            why = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(_resolve, done, why)
-
-    async def _operate(self) -> None:
-        def told(kind: Kind, type_: str | None, body: Json) -> None:
+    def _thread(self, done: "asyncio.Future[str]", stop: threading.Event) -> None:
+        def report(why: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: we are stopping
+                self.loop.call_soon_threadsafe(_resolve, done, why)
+
+        try:
+            asyncio.run(self._operate(stop, report))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the watch is over
+            report(f"{type(error).__name__}: {error}")
+
+    async def _operate(self, stop: threading.Event, report: Callable[[str], None]) -> None:
+        def told(kind: Kind, type_: str | None, body: Json) -> None:
+            with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self._take, kind, type_, body)
 
         def login() -> kopf.AiohttpSession:
@@ -165,14 +166,19 @@ class Watcher:
             http = self.access.session(connections_max=CONNECTIONS_MAX, user_agent=USER_AGENT)
             return kopf.AiohttpSession(aiohttp_session=http, server=self.access.server)
 
-        await kopf.operator(
+        tasks = await kopf.spawn_tasks(
             registry=make_registry(told, login),
             settings=self.settings,
             clusterwide=True,
             standalone=True,
             identity="gristmill",  # type: ignore[arg-type]
-            stop_flag=self._stop,
+            stop_flag=stop,
         )
+        # None of them ends by itself. kopf's own wait for the rest may last for ever when its
+        # authentication was the first to end, so nobody waits for it.
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        told_why = [str(each.exception() or "it ended") for each in ended if not each.cancelled()]
+        report(", ".join(told_why) or "it was cancelled")
 
     def _take(self, kind: Kind, type_: str | None, body: Json) -> None:
         if type_ == "DELETED":
