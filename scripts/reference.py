@@ -227,7 +227,9 @@ def cli_page() -> str:
 
     parts = [
         "# Command line\n\nCommands find a running instance by its data folder: `--data-dir`, else "
-        f"`GRISTMILL_DATA_DIR`, else `~/.gristmill`. {NOTE}"
+        "`GRISTMILL_DATA_DIR`, else `~/.gristmill`. A cluster is asked where `--endpoint` names its gateway "
+        "(with a tenant's access key) or `--ledger-url` its ledger (with the cluster's key); the environment may say "
+        f"so by `GRISTMILL_CLI_ENDPOINT`, `GRISTMILL_CLI_LEDGER_URL` and `GRISTMILL_CLI_CLUSTER_KEY_FILE`. {NOTE}"
     ]
     for words, command in commands_in(typer.main.get_command(app), "gristmill"):
         text = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))

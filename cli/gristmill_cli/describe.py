@@ -1,8 +1,9 @@
-"""One session in words, for `gristmill describe session`. Pure."""
+"""A session or a model in words, for `gristmill describe session` and `models describe`. Pure."""
 
 from collections.abc import Iterator
 
 from gristmill_cli.times import age, iso
+from gristmill_contracts.base_model import BaseModelResource, Profile
 from gristmill_contracts.session import TrainingSession
 from gristmill_sessions.identity import session_name, session_uid
 
@@ -36,6 +37,31 @@ def describe_lines(session: TrainingSession) -> Iterator[str]:
     for each in status.conditions:
         text = f"  {each.type:<{width}}  {each.status:<7}  {each.reason}"
         yield f"{text}: {each.message}" if each.message else text
+
+
+def model_lines(model: BaseModelResource) -> Iterator[str]:
+    """Labelled lines in the manner of kubectl."""
+    spec = model.spec
+    yield _line("Name", model.metadata.name)
+    yield _line("Architecture", spec.architecture or "-")
+    yield _line("Weights", f"{spec.dtype} in {spec.weights.path or '-'}")
+    yield _line("Source", spec.source or "-")
+    yield _line("Context", f"{spec.context_length or '-'} tokens")
+    yield _line("Vocabulary", f"{spec.vocabulary_size or '-'} tokens")
+    yield _line("Tokenizer", spec.hugging_face_id or "-")
+    yield _line("Revision", spec.revision or "-")
+    yield _line("Deprecated", "yes" if spec.deprecated else "no")
+    yield "Profiles:"
+    yield from (f"  {_profile(each)}" for each in spec.profiles)
+
+
+def _profile(profile: Profile) -> str:
+    device = profile.device
+    claimed = f"{device.count} x {device.resource_name}" if device else "no device"
+    if profile.dra:
+        claimed = f"{profile.dra.count} of class {profile.dra.device_class_name}"
+    needs = profile.resources
+    return f"{profile.name}: cpu {needs.cpu}, memory {needs.memory}, {claimed}"
 
 
 def _line(name: str, value: str) -> str:

@@ -20,6 +20,38 @@ DataDir = Annotated[
         help="Folder of the instance; default ~/.gristmill.",
     ),
 ]
+ENDPOINT_VARIABLE: Final = "GRISTMILL_CLI_ENDPOINT"
+LEDGER_URL_VARIABLE: Final = "GRISTMILL_CLI_LEDGER_URL"
+CLUSTER_KEY_VARIABLE: Final = "GRISTMILL_CLI_CLUSTER_KEY_FILE"
+
+Endpoint = Annotated[
+    str,
+    typer.Option(
+        "--endpoint",
+        envvar=ENDPOINT_VARIABLE,
+        show_envvar=True,
+        help="Gateway of a cluster, as https://gristmill.example.com; the access key is AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY. Empty: the instance of this machine.",
+    ),
+]
+LedgerUrl = Annotated[
+    str,
+    typer.Option(
+        "--ledger-url",
+        envvar=LEDGER_URL_VARIABLE,
+        show_envvar=True,
+        help="Ledger of a cluster. Empty: that of the instance of this machine.",
+    ),
+]
+ClusterKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster-key-file",
+        envvar=CLUSTER_KEY_VARIABLE,
+        show_envvar=True,
+        help="File with the cluster's key, which a cluster's ledger asks for.",
+    ),
+]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Format of the answer.")]
 Tenant = Annotated[str, typer.Option("--tenant", "-t", help="The tenant to act for.")]
 

@@ -9,7 +9,9 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from gristmill_cli.commands.models import show_models
+from gristmill_cli.cluster import views
+from gristmill_cli.cluster.gateway import Gateway, open_gateway
+from gristmill_cli.commands.models import show_hub_models, show_models
 from gristmill_cli.describe import describe_lines
 from gristmill_cli.errors import CommandError
 from gristmill_cli.keys import ensure_tenant
@@ -17,7 +19,14 @@ from gristmill_cli.local.instance import find_instance, require_instance
 from gristmill_cli.local.layout import Layout
 from gristmill_cli.manifests import apply as apply_one
 from gristmill_cli.manifests import as_manifest, label, read_manifests
-from gristmill_cli.options import DEFAULT_TENANT, DataDir, OutputOption, find_layout, open_store
+from gristmill_cli.options import (
+    DEFAULT_TENANT,
+    DataDir,
+    Endpoint,
+    OutputOption,
+    find_layout,
+    open_store,
+)
 from gristmill_cli.options import Tenant as TenantOption
 from gristmill_cli.output import Output, print_data, print_table, reports_errors, say
 from gristmill_cli.times import age
@@ -102,9 +111,13 @@ def get(
     all_tenants: Annotated[
         bool, typer.Option("--all-tenants", "-A", help="Sessions of all tenants.")
     ] = False,
+    endpoint: Endpoint = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List sessions, models or tenants."""
+    """List sessions, models or tenants. Of a cluster: the sessions of the access key's tenant, and models."""
+    if endpoint:
+        _get_of_cluster(open_gateway(endpoint), noun, name, output)
+        return
     store = open_store(find_layout(data_dir))
     match noun:
         case Noun.SESSION | Noun.SESSIONS:
@@ -115,6 +128,24 @@ def get(
             show_models(_named(store.list(BaseModelResource), name), output)
         case Noun.TENANT | Noun.TENANTS:
             _show(_named(store.list(Tenant), name), name, output, _tenant_table)
+
+
+def _get_of_cluster(gateway: Gateway, noun: Noun, name: str, output: Output) -> None:
+    match noun:
+        case Noun.SESSION | Noun.SESSIONS:
+            found = [gateway.session(name)] if name else gateway.sessions()
+            if output is not Output.TABLE:
+                print_data(found[0] if name else found, output)
+                return
+            print_table(
+                views.SESSION_COLUMNS, views.session_rows(found), numbers=views.SESSION_NUMBERS
+            )
+        case Noun.MODEL | Noun.MODELS:
+            show_hub_models([gateway.model(name)] if name else gateway.models(), output)
+        case Noun.TENANT | Noun.TENANTS:
+            raise CommandError(
+                "an access key sees its own tenant alone; `kubectl get tenants` lists those of a cluster"
+            )
 
 
 def _named(resources: list[R], name: str) -> list[R]:
@@ -217,10 +248,18 @@ def describe(
     *,
     data_dir: DataDir = None,
     tenant: TenantOption = DEFAULT_TENANT,
+    endpoint: Endpoint = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Tell all about one session: spec, state, conditions, usage."""
     del noun
+    if endpoint:
+        detail = open_gateway(endpoint).session(name)
+        if output is Output.TABLE:
+            typer.echo("\n".join(views.session_lines(detail)))
+        else:
+            print_data(detail, output)
+        return
     session = find_session(open_store(find_layout(data_dir)), tenant, name)
     if output is Output.TABLE:
         typer.echo("\n".join(describe_lines(session)))

@@ -7,10 +7,11 @@ from typing import Any, Final
 import aiohttp
 import typer
 
+from gristmill_cli.cluster.parts import probe_parts
 from gristmill_cli.errors import CommandError
 from gristmill_cli.local.instance import Instance, require_instance
 from gristmill_cli.local.layout import Layout
-from gristmill_cli.options import DataDir, OutputOption, find_layout
+from gristmill_cli.options import DataDir, Endpoint, LedgerUrl, OutputOption, find_layout
 from gristmill_cli.output import Output, print_data, print_table, reports_errors
 from gristmill_cli.times import age
 
@@ -19,8 +20,17 @@ PROBE_TIMEOUT_S: Final = 3
 
 
 @reports_errors
-def status(data_dir: DataDir = None, output: OutputOption = Output.TABLE) -> None:
-    """Show the processes of the running instance. Exit code 1 unless all of them are well."""
+def status(
+    data_dir: DataDir = None,
+    endpoint: Endpoint = "",
+    ledger_url: LedgerUrl = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the processes of the running instance, or whether a cluster's gateway and ledger serve. Exit
+    code 1 unless all of them are well."""
+    if endpoint or ledger_url:
+        _status_of_cluster({"gateway": endpoint, "ledger": ledger_url}, output)
+        return
     layout = find_layout(data_dir)
     instance = require_instance(layout)
     rows = asyncio.run(_probe_all(read_processes(layout)))
@@ -31,6 +41,18 @@ def status(data_dir: DataDir = None, output: OutputOption = Output.TABLE) -> Non
         print_data(
             {"url": instance.url, "pid": instance.pid, "well": well, "processes": rows}, output
         )
+    if not well:
+        raise typer.Exit(1)
+
+
+def _status_of_cluster(urls: dict[str, str], output: Output) -> None:
+    rows = asyncio.run(probe_parts({part: url for part, url in urls.items() if url}))
+    well = all(row["health"] == "ready" for row in rows)
+    if output is Output.TABLE:
+        cells = [(row["name"], row["url"], row["health"]) for row in rows]
+        print_table(("PART", "URL", "HEALTH"), cells)
+    else:
+        print_data({"well": well, "parts": rows}, output)
     if not well:
         raise typer.Exit(1)
 

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gristmill_cli.cluster.ledger import LedgerAccess, ledger_access
 from gristmill_cli.errors import CommandError
 from gristmill_cli.local.instance import require_instance
 from gristmill_cli.local.ledger_client import reported
-from gristmill_cli.options import DataDir, find_layout
+from gristmill_cli.options import ClusterKeyFile, DataDir, LedgerUrl, find_layout
 from gristmill_cli.output import print_table, reports_errors
 from gristmill_contracts.units import PICO_PER_UNIT
 from gristmill_contracts.usage import TOKEN_TYPES
@@ -36,6 +37,8 @@ class UsageOutput(StrEnum):
 def usage(
     *,
     data_dir: DataDir = None,
+    ledger_url: LedgerUrl = "",
+    cluster_key_file: ClusterKeyFile = None,
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Only of this tenant.")] = "",
     group_by: Annotated[
         str,
@@ -52,7 +55,8 @@ def usage(
     output: Annotated[UsageOutput, typer.Option("--output", "-o")] = UsageOutput.TABLE,
 ) -> None:
     """Show used tokens and their cost, exact to the token."""
-    instance = require_instance(find_layout(data_dir))
+    url = ledger_url or require_instance(find_layout(data_dir)).ledger_url
+    access = ledger_access(url, cluster_key_file)
     parameters = {
         "tenant": tenant,
         "group_by": group_by,
@@ -61,7 +65,7 @@ def usage(
         "until": until,
         "include_attempts": "true" if attempts else "",
     }
-    answer = read_usage(instance.ledger_url, {k: v for k, v in parameters.items() if v})
+    answer = read_usage(access, {k: v for k, v in parameters.items() if v})
     keys = key_columns(group_by, bucket, attempts=attempts)
     if output is UsageOutput.JSON:
         typer.echo(json.dumps({**answer, "totals": totals(answer["rows"])}, indent=2))
@@ -71,22 +75,23 @@ def usage(
         _print_table(answer, keys)
 
 
-def read_usage(ledger_url: str, parameters: dict[str, str]) -> Json:
+def read_usage(ledger: LedgerAccess, parameters: dict[str, str]) -> Json:
     """All pages of one question. Raises the ledger's error."""
     rows: list[Json] = []
     answer: Json = {}
     cursor: str | None = None
     while not answer or cursor is not None:
         query = {**parameters, **({"cursor": cursor} if cursor else {})}
-        url = f"{ledger_url}/v1/usage?{urllib.parse.urlencode(query)}"
+        url = f"{ledger.url}/v1/usage?{urllib.parse.urlencode(query)}"
+        request = urllib.request.Request(url, headers=ledger.headers)  # noqa: S310 - our ledger
         try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:  # noqa: S310 - our ledger
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as page:  # noqa: S310
                 answer = json.load(page)
         except urllib.error.HTTPError as error:
             raise reported(error.code, error.read()) from error
         except (OSError, ValueError) as error:
             raise CommandError(
-                f"the ledger at {ledger_url} does not answer ({error}); see `gristmill status`"
+                f"the ledger at {ledger.url} does not answer ({error}); see `gristmill status`"
             ) from error
         rows += answer["rows"]
         cursor = answer["next_cursor"]
