@@ -161,7 +161,7 @@ class BaseModelSpec(Model):
     revision: str = Field(default="", max_length=128)
     """Hash of config and weights: what a checkpoint names as its base."""
     chat_template: str = Field(default="", max_length=65_536)
-    """Replaces the tokenizer's own template."""
+    """Replaces the tokenizer's own template. Not served yet."""
     profiles: list[Profile] = Field(
         default_factory=lambda: [Profile()],
         min_length=1,

@@ -113,7 +113,8 @@ class StorageSpec(Model):
     retain: Literal["Retain", "Delete"] = "Retain"
     """Whether the volume outlives the session."""
     durability: Literal["Volume", "Ledger"] = "Volume"
-    """When a result may leave: once it is on the volume, or once the ledger has acknowledged it."""
+    """When a result may leave: once it is on the volume, or once the ledger has acknowledged it; Ledger is not served
+    yet."""
     retain_seconds: int = Field(default=604_800, ge=0, le=31_536_000)
     """A kept volume holds prompts: it is purged after this."""
 
@@ -155,9 +156,9 @@ class TrainingSessionSpec(Model):
     workers: int = Field(default=1, ge=1, le=64)
     """How many worker pods (ranks) the session has. It never changes."""
     desired_state: Literal["Running", "Parked", "Stopped"] = "Running"
-    """What the session should be. Stopped is for ever."""
+    """What the session should be. Stopped is for ever; Parked is not served yet."""
     idle: IdleSpec = Field(default_factory=IdleSpec)
-    """When an idle session gives its devices back."""
+    """When an idle session gives its devices back. On record; no session is parked yet."""
     limits: SessionLimits = Field(default_factory=SessionLimits)
     """How long the session may take. A limit that is set may only grow."""
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
@@ -167,9 +168,10 @@ class TrainingSessionSpec(Model):
     rate_card_ref: NameRef | None = None
     """The prices; not set = the tenant's. It never changes."""
     budget: BudgetSpec | None = None
-    """What the session may spend; not set = the tenant's budget alone. It may change at any time."""
+    """What the session may spend; not set = the tenant's budget alone. It may change at any time. On record;
+    no operation is refused for it yet."""
     queue_name: OptionalName = ""
-    """Queue that the session waits in; empty = the tenant's. It never changes."""
+    """Queue that the session waits in; empty = the tenant's. It never changes. Not served yet."""
     priority_class_name: str = Field(default="", max_length=63)
     """Priority class of the pods; empty = the tenant's. It never changes."""
     project: str = Field(default="", max_length=63)
@@ -177,7 +179,7 @@ class TrainingSessionSpec(Model):
     output: OutputSpec = Field(default_factory=OutputSpec)
     """Where checkpoints go. It never changes."""
     encryption: EncryptionSpec = Field(default_factory=EncryptionSpec)
-    """How checkpoints are encrypted."""
+    """How checkpoints are encrypted. Not served yet."""
     service_account_name: OptionalName = ""
     """ServiceAccount of the pods; empty = gm-worker, which has no rights."""
     egress_profiles: list[ObjectName] = Field(

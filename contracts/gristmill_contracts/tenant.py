@@ -129,9 +129,9 @@ class TenantSpec(Model):
     rate_card_ref: NameRef | None = None
     """The prices of sessions that name none; not set = their tokens are counted and not priced."""
     budget: TenantBudget | None = None
-    """What it may spend; not set = no bound."""
+    """What it may spend; not set = no bound. On record; no operation is refused for it yet."""
     queue_name: OptionalName = ""
-    """Queue of sessions that name none."""
+    """Queue of sessions that name none. Not served yet."""
     priority_class_name: str = Field(default="", max_length=63)
     """Priority class of the pods of sessions that name none."""
     network: TenantNetwork = Field(default_factory=TenantNetwork)
@@ -147,7 +147,7 @@ class TenantSpec(Model):
     node_pools: list[NodePool] = Field(
         default_factory=list, max_length=16, json_schema_extra=list_map("name")
     )
-    """Node pools that its sessions may name."""
+    """Node pools that its sessions may name. Not served yet."""
     default_bucket: str = Field(default="", max_length=63)
     """Bucket of checkpoints whose session names none; empty = sagemaker-<region>-<account id>."""
 
