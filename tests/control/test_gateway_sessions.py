@@ -9,8 +9,14 @@ import pytest
 from botocore.exceptions import ClientError
 
 from gristmill_contracts import labels
-from gristmill_testing.cluster import Cluster, eventually
-from gristmill_testing.gateway_cluster import GatewayCluster, binding, create_body, gateway_cluster
+from gristmill_testing.cluster import ROOT, Cluster, eventually
+from gristmill_testing.gateway_cluster import (
+    SYSTEM,
+    GatewayCluster,
+    binding,
+    create_body,
+    gateway_cluster,
+)
 
 
 @pytest.fixture(scope="module")
@@ -295,3 +301,56 @@ def test_a_suspended_tenant_creates_nothing(world: GatewayCluster) -> None:
     tenant = world.add_tenant(suspended=True)
     code, message = refused(world.create, tenant, "run-1")
     assert (code, "is suspended" in message) == ("AccessDeniedException", True)
+
+
+def test_the_gateway_reads_no_secret_and_writes_no_status(world: GatewayCluster) -> None:
+    """Over a whole session's life, by the API server's own audit log."""
+    tenant = world.add_tenant()
+    mark = world.cluster.audit_mark()
+    client = world.client(tenant)
+    client.create_training_session(**create_body("run-2"))
+    client.describe_training_session(TrainingSessionName="run-2")
+    client.stop_training_session(TrainingSessionName="run-2")
+    world.write_status(tenant, "run-2", state="Stopped")
+    eventually("it is deleted", lambda: deleted(client, "run-2"), seconds=5)
+    user = f"system:serviceaccount:{SYSTEM}:gristmill-gateway"
+    calls = {
+        (event["verb"], event["objectRef"]["resource"], event["objectRef"].get("subresource", ""))
+        for event in world.cluster.audit(mark, user=user)
+    }
+    assert {("create", "trainingsessions", ""), ("patch", "trainingsessions", "")} <= calls
+    assert {resource for _, resource, _ in calls} <= {
+        "trainingsessions", "tenants", "basemodels", "subjectaccessreviews",
+    }  # fmt: skip
+    assert all(not subresource for _, _, subresource in calls)
+
+
+def deleted(client: Any, name: str) -> bool:
+    try:
+        client.delete_training_session(TrainingSessionName=name)
+    except ClientError:
+        return False
+    return True
+
+
+def test_creates_and_stops_pass_the_admission_policies(world: GatewayCluster) -> None:
+    tenant = world.add_tenant()
+    world.apply_session(tenant, "run-1")
+    world.cluster.apply(ROOT / "crds/policies/sessions.yaml")
+    try:
+        eventually(
+            "the policy is enforced",
+            lambda: world.cluster.try_kubectl(
+                "annotate", "trainingsession", "run-1", f"--namespace=gm-{tenant}", "--overwrite",
+                f"{labels.CREATED_BY}=somebody", "--dry-run=server",
+            ).code != 0,
+        )  # fmt: skip
+        client = world.client(tenant)
+        client.create_training_session(**create_body("run-2"))
+        client.stop_training_session(TrainingSessionName="run-2")
+        client.stop_training_session(TrainingSessionName="run-1")
+        for name in ("run-1", "run-2"):
+            annotations = world.session(tenant, name)["metadata"]["annotations"]
+            assert labels.STOP_REQUESTED in annotations
+    finally:
+        world.cluster.kubectl("delete", "-f", str(ROOT / "crds/policies/sessions.yaml"))
