@@ -9,7 +9,7 @@ registration, since a newer attempt may own the session.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import msgspec
@@ -94,13 +94,18 @@ class Drain:
     disk: Disk
     ledger: Ledger
     timeout_s: float
+    _unreadable: list[Outcome] = field(default_factory=list)
+    """Of logs that do not even say whose they are: nobody can be told of those but the caller."""
 
     async def run(self) -> int:
         """Drain everything there is, or until the time is over. Returns the exit status."""
         assignments = await asyncio.to_thread(self._assignments)
-        if not assignments:
+        if not assignments and not self._unreadable:
             logger.info("drain_found_nothing", extra={"folder": str(self.settings.data_dir)})
-            return 0
+        outcomes = await self._drain(assignments) if assignments else []
+        return exit_status([*outcomes, *self._unreadable])
+
+    async def _drain(self, assignments: dict[SessionUid, Assignment]) -> list[Outcome]:
         meter = Meter(
             settings=self.settings.model_copy(update={"stop_wait_s": 0.0}),
             disk=self.disk,
@@ -116,7 +121,7 @@ class Drain:
             await meter.abandon()
         for uid, outcome in outcomes.items():
             _report(meter.drivers[uid], outcome)
-        return exit_status(list(outcomes.values()))
+        return list(outcomes.values())
 
     def _assignments(self) -> dict[SessionUid, Assignment]:
         """Those that were given, else one for each log; all to stop."""
@@ -127,23 +132,24 @@ class Drain:
         }
 
     def _found(self) -> dict[SessionUid, Assignment]:
-        """An assignment from what each log says of itself. One that cannot be read is left to be told."""
+        """An assignment from what each log says of itself. A log without a frame has nothing to ship."""
         found: dict[SessionUid, Assignment] = {}
         for name in self.disk.list(""):
-            if is_folder_name(name) and "epoch" in self.disk.list(name):
-                uid = SessionUid(name)
-                found[uid] = _assignment_of(self._peek(uid))
+            if not is_folder_name(name) or "epoch" not in self.disk.list(name):
+                continue
+            state = SessionState(uid=SessionUid(name))
+            try:
+                for frame in SessionLog(disk=self.disk, folder=name).recover(0):
+                    apply(state, frame)
+            except (GristmillError, OSError) as error:
+                outcome: Outcome = "volume_failed" if isinstance(error, OSError) else "log_lost"
+                self._unreadable.append(outcome)
+                what = {"session": name, "outcome": outcome, "error": str(error)}
+                logger.error("drain_failed", extra=what | {"remedy": REMEDIES[outcome]})  # noqa: TRY400
+                continue
+            if state.tenant:
+                found[state.uid] = _assignment_of(state)
         return found
-
-    def _peek(self, uid: SessionUid) -> SessionState:
-        state = SessionState(uid=uid)
-        try:
-            for frame in SessionLog(disk=self.disk, folder=uid).recover(0):
-                apply(state, frame)
-        except (GristmillError, OSError) as error:
-            # The session is opened all the same: it will say so, and end as what it is.
-            logger.warning("drain_peek_failed", extra={"session": uid, "error": str(error)})
-        return state
 
     async def _until_told(self, meter: Meter) -> None:
         """Beat until the ledger has heard how everything ended. Errors are tried again."""

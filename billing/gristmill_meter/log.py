@@ -63,6 +63,7 @@ class SessionLog:
     _staged: dict[str, bytes] = field(default_factory=dict)
     _waiters: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
     _flusher: asyncio.Task[None] | None = None
+    _closing: bool = False
 
     # --- recovery (blocking; on a thread) --------------------------------------------------------
 
@@ -207,7 +208,8 @@ class SessionLog:
         await asyncio.to_thread(self._remove_blobs, names)
 
     async def close(self) -> None:
-        """Wait for what was appended, then close the file."""
+        """Wait for what was appended, unless the volume is full, then close the file."""
+        self._closing = True
         if self._flusher is not None:
             await asyncio.wait([self._flusher])
         if self._file is not None:
@@ -241,7 +243,7 @@ class SessionLog:
             try:
                 await asyncio.to_thread(self._write, batch)
             except OSError as error:
-                if not _is_full(error):
+                if not _is_full(error) or self._closing:
                     raise
                 if not self.full:
                     logger.error("log_volume_full", extra={"folder": self.folder})  # noqa: TRY400 - expected

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import (
@@ -81,8 +82,7 @@ class Poster:
 
     async def _register(self) -> None:
         session, state = self.session, self.session.state
-        await session.log.durable(session.log.appended_number)
-        attempt, head_seq = state.attempt, state.head_seq
+        attempt, head_seq = state.attempt, self._durable_head()
         cursor = await self.ledger.register_producer(
             RegisterProducer(
                 producer=state.uid,
@@ -102,6 +102,12 @@ class Poster:
         self._registered_attempt = attempt
         self._acknowledged(cursor.acked_seq)
         session.admit()
+
+    def _durable_head(self) -> int:
+        """Highest usage sequence that is durable. Not waited for: a full volume must not hold back the rest."""
+        events, durable = self.session.state.events, self.session.log.durable_number
+        waiting = takewhile(lambda entry: entry[0] > durable, reversed(events))
+        return self.session.state.head_seq - sum(1 for _ in waiting)
 
     def _next_batch(self) -> UsageBatch | None:
         session = self.session

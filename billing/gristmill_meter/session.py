@@ -237,7 +237,7 @@ class Session:
         if self.shipped:
             return "Closed"
         if self.failed:
-            return "Failed" if not self.stopping else "Draining"
+            return "Draining" if self.stopping and self.broken is None else "Failed"
         if self.stopping or self.draining or self.state.closed:
             return "Draining"
         if self.state.missing_number is not None and self.admitted:
