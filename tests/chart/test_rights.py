@@ -88,6 +88,8 @@ BEYOND = {
     ("gristmill.dev", "tenants/finalizers", "update", ""),
     ("rbac.authorization.k8s.io", "clusterroles", "bind", "gristmill-operator-tenant"),
     ("", "secrets", "create", ""),
+    # Before its role is bound in a tenant's namespace it looks which bindings are there.
+    ("rbac.authorization.k8s.io", "rolebindings", "list", ""),
 }
 
 
