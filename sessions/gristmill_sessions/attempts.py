@@ -129,6 +129,8 @@ def _pause_s(observed: Observed, reason: str, failed_us: int) -> float:
     policy, restarts = observed.session.spec.failure_policy, observed.session.status.restarts
     if reason == "QuotaExceeded":
         return QUOTA_PAUSE_S
+    if reason == "NodeLost":
+        return 0.0
     if reason in UNCOUNTED:
         # At once, but for an attempt that was cut short before it was ready: that could go on for ever.
         ready = conditions.find(observed.conditions, conditions.PODS_READY)

@@ -11,13 +11,11 @@ from typing import Final, Literal
 from gristmill_contracts import conditions as known
 from gristmill_contracts.resources import Condition
 from gristmill_contracts.session import TrainingSessionStatus
-from gristmill_sessions.attempts import present_pods, seconds_us
-from gristmill_sessions.observed import Observed, Plan, RecordGap, Release
-from gristmill_sessions.wording import MESSAGE_CHARS_MAX, worst
+from gristmill_sessions.attempts import own_pods, present_pods
+from gristmill_sessions.observed import Observed, Plan, RecordGap
+from gristmill_sessions.wording import MESSAGE_CHARS_MAX, SLOW, STUCK, worst
 
 EventType = Literal["Normal", "Warning"]
-FINALIZER_SLOW_S: Final = 300.0
-"""A deletion that takes longer is told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +50,14 @@ class Change:
 def events_of(
     before: TrainingSessionStatus, after: TrainingSessionStatus, plan: Plan, observed: Observed
 ) -> tuple[SessionEvent, ...]:
-    """In the order in which they are to be read. `plan` was carried out, and led from `before` to `after`."""
+    """In the order in which they are to be read. `plan` was carried out, and led from `before` to `after`;
+    of one that was not carried out, because an action had failed, pass it without its actions."""
     found = [
         *_of_failure(before, after),
         *_of_conditions(before, after, observed),
         *_of_pods(before, after),
-        *_of_deletion(plan, observed),
+        *_of_gaps(plan),
+        *_of_delays(before, after, observed),
     ]
     return tuple(found)
 
@@ -198,7 +198,7 @@ def _of_pods(before: TrainingSessionStatus, after: TrainingSessionStatus) -> Ite
         yield _event("Normal", "PodsCreated", message)
 
 
-def _of_deletion(plan: Plan, observed: Observed) -> Iterator[SessionEvent]:
+def _of_gaps(plan: Plan) -> Iterator[SessionEvent]:
     gaps = [action for action in plan.actions if isinstance(action, RecordGap)]
     for gap in gaps:
         total = "an unknown number" if gap.head_seq is None else str(gap.head_seq)
@@ -207,15 +207,27 @@ def _of_deletion(plan: Plan, observed: Observed) -> Iterator[SessionEvent]:
             f"({gap.reason}). The gap is recorded there; a kept volume is labelled for a later import"
         )
         yield _event("Warning", "UsageFlushAbandoned", message)
-    deleted_us = observed.session.metadata.deletion_time_us
-    slow = deleted_us is not None and observed.now_us >= deleted_us + seconds_us(FINALIZER_SLOW_S)
-    if slow and Release() not in plan.actions:
-        said = known.find(plan.conditions, known.DELETED)
-        waits = "" if said is None else f": {said.message}"
-        minutes = FINALIZER_SLOW_S / 60
-        yield _event(
-            "Warning", "FinalizerSlow", f"the deletion takes more than {minutes:.0f} minutes{waits}"
-        )
+
+
+def _of_delays(
+    before: TrainingSessionStatus, after: TrainingSessionStatus, observed: Observed
+) -> Iterator[SessionEvent]:
+    """What takes longer than it should, once when it is first said."""
+    marks = ((STUCK, "PodStuckTerminating"), (SLOW, "FinalizerSlow"))
+    for mark, reason in marks:
+        said = next((each.message for each in after.conditions if _newly(mark, each, before)), "")
+        if said:
+            yield _event("Warning", reason, said, _first_leaving(observed))
+
+
+def _newly(mark: str, condition: Condition, before: TrainingSessionStatus) -> bool:
+    known_before = any(mark in each.message for each in before.conditions)
+    told = condition.type == known.PODS_READY
+    return mark in condition.message and not known_before and not told
+
+
+def _first_leaving(observed: Observed) -> str:
+    return min((pod.name for pod in own_pods(observed) if pod.deleting), default="")
 
 
 def _related(observed: Observed) -> str:

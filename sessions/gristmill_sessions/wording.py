@@ -6,7 +6,7 @@ Nothing here depends on the moment: a message that grows older would be a write 
 from typing import Final
 
 from gristmill_sessions.attempts import pod_name, present_pods, ranks
-from gristmill_sessions.cluster import Pod, PodReason
+from gristmill_sessions.cluster import Pod
 from gristmill_sessions.observed import Observed
 
 MESSAGE_CHARS_MAX: Final = 1024
@@ -26,6 +26,10 @@ ORDER: Final[tuple[str, ...]] = (
     "Starting",
 )
 """Of several pods that are not ready, the one whose reason comes first is shown."""
+
+STUCK: Final = "do not end though their grace is over"
+SLOW: Final = "The deletion takes longer than it should."
+"""Marks in messages that an Event is told of when they first appear."""
 
 NO_CAPACITY: Final = frozenset(
     {"ResourceNotOffered", "Unschedulable", "ClaimPending", "VolumePending"}
@@ -112,7 +116,3 @@ def vanished(observed: Observed) -> str:
 
 def clip(message: str) -> str:
     return message[:MESSAGE_CHARS_MAX]
-
-
-def remedy_of(reason: PodReason) -> str:
-    return REMEDY.get(reason, "")

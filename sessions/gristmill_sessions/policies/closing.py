@@ -30,6 +30,7 @@ from gristmill_sessions.observed import (
     RemoveDrainJob,
     StartDrainJob,
 )
+from gristmill_sessions.wording import STUCK
 
 HEARTBEAT_SILENT_S: Final = 10.0
 """After this long without a heartbeat nobody sends any more: five were due."""
@@ -160,7 +161,7 @@ def stuck(observed: Observed, left: list[Pod]) -> str:
         return f"waits for pods to end: {named(left)}"
     nodes = ", ".join(sorted({pod.node for pod in late if pod.node})) or "none"
     return (
-        f"pods {named(late)} do not end though their grace is over; look at the kubelet of node {nodes}, or "
+        f"pods {named(late)} {STUCK}; look at the kubelet of node {nodes}, or "
         f"delete them by force once nothing of them runs any more"
     )
 

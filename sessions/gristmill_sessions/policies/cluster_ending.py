@@ -30,6 +30,7 @@ from gristmill_sessions.policies.closing import (
     stuck_pods,
 )
 from gristmill_sessions.queue import is_over
+from gristmill_sessions.wording import SLOW
 
 # --- stopped -------------------------------------------------------------------------------------
 
@@ -135,6 +136,8 @@ def _flush_note(observed: Observed, step: Step) -> tuple[Condition, ...]:
 
 
 FLUSH_ABANDON_US: Final = seconds_us(limits.FLUSH_ABANDON_S)
+FINALIZER_SLOW_S: Final = 300.0
+"""A deletion that takes longer is told of."""
 
 
 def removal(observed: Observed) -> Plan | None:
@@ -155,14 +158,16 @@ def removal(observed: Observed) -> Plan | None:
     left = [pod for pod in stuck_pods(observed, own_pods(observed)) if not is_lost(observed, pod)]
     reason = "PodStuckTerminating" if overdue and left else "InProgress"
     failed = f" The last step failed and is tried again: {observed.error}" if observed.error else ""
+    slow_us = meta.deletion_time_us + seconds_us(FINALIZER_SLOW_S)
+    slow = f" {SLOW}" if observed.now_us >= slow_us else ""
     again = [
         time
-        for time in (step.again_at_us, overdue_us)
+        for time in (step.again_at_us, slow_us, overdue_us)
         if time is not None and time > observed.now_us
     ]
     return _deleting(
         reason,
-        step.message + failed,
+        step.message + failed + slow,
         actions=step.actions,
         notes=_flush_note(observed, step),
         again_at_us=min(again, default=None),

@@ -17,6 +17,13 @@ REASONS: Final = {
 }
 """Reason of `Failed=True` for the code of the error that a meter failed a session with."""
 MESSAGE_CHARS_MAX: Final = 1024
+TO_START: Final = (
+    conditions.ACCEPTED,
+    conditions.LEDGER_REGISTERED,
+    conditions.QUOTA_RESERVED,
+    conditions.PODS_READY,
+)
+"""What a session needs before its first start."""
 
 
 def ended(observed: Observed) -> Plan | None:
@@ -97,7 +104,11 @@ def pending_timeout(observed: Observed) -> Plan | None:
     pending_s = observed.session.spec.limits.pending_seconds
     if observed.now_us < observed.session.metadata.creation_time_us + pending_s * 1_000_000:
         return None
-    waits = [each.message or each.reason for each in observed.conditions if each.status == "False"]
+    waits = [
+        each.message or each.reason
+        for each in observed.conditions
+        if each.status == "False" and each.type in TO_START
+    ]
     message = f"not started within limits.pendingSeconds of {pending_s}: {'; '.join(waits)}"
     return _failed(observed, "pending_timeout", "PendingTimeout", message)
 

@@ -75,7 +75,7 @@ class Operator:
     failure: ApiFailure | None = None
     directive_attempt: int = 0
     expected: list[tuple[str, str, int]] = field(default_factory=list)
-    """(kind, what, until when): a pod's name to come, a pod's uid to go, a version to be seen."""
+    """(kind, what, until when): what was done and is to be seen in the cache."""
 
 
 @dataclass(slots=True)
@@ -144,6 +144,8 @@ class ModelCluster:
         met = {
             "pod": lambda what: what in seen.pods,
             "gone": lambda what: what not in uids or self._asked_to_go(seen, what),
+            "job": lambda what: seen.job is not None and seen.job.name == what,
+            "no job": lambda what: seen.job is None or seen.job.uid != what,
             "version": lambda what: version >= int(what),
         }
         self.operator.expected = [
@@ -197,8 +199,8 @@ class ModelCluster:
         assert self.real.session is not None
         status = next_status(world, plan)
         check_status(world, status)
-        if carried_out:
-            self.events += events_of(world.session.status, status, plan, world)
+        told = plan if carried_out else replace(plan, actions=())
+        self.events += events_of(world.session.status, status, told, world)
         if status == world.session.status or self.api == "away":
             return False
         if self.real.session.metadata.resource_version != world.session.metadata.resource_version:
@@ -268,12 +270,13 @@ class ModelCluster:
         self._change(
             metadata=meta.model_copy(
                 update={
-                    "finalizers": [*meta.finalizers, labels.METERING_FLUSH],
+                    "finalizers": sorted({*meta.finalizers, labels.METERING_FLUSH}),
                     "annotations": {labels.SESSION_ID: meta.uid, **meta.annotations},
                     "labels": {**meta.labels, labels.TENANT: self.tenant.name},
                 }
             )
         )
+        self._expect("version", str(self.version))
 
     def _place(self, world: Observed, action: planned.Place) -> None:
         attempt, beside = action.attempt, action.beside
@@ -354,18 +357,21 @@ class ModelCluster:
                 self.real.pods[ref.name] = replace(pod, deleting_since_us=self.now_us)
 
     def _remove_job(self, _world: Observed, action: planned.RemoveDrainJob) -> None:
+        self._expect("no job", action.uid)
         if self.real.job is not None and self.real.job.uid == action.uid:
             self.real.job = None
 
     def _start_job(self, _world: Observed, action: planned.StartDrainJob) -> None:
         if self.namespace_terminating:
             raise RefusedError("403: the namespace is being terminated")
+        name = f"run-1-drain-a{action.attempt}"
+        self._expect("job", name)
+        if self.real.job is not None and self.real.job.name == name:
+            return
         own = [pod for pod in self.real.pods.values() if pod.attempt is not None]
         assert not any(self.lives(pod) for pod in own), "two writers on the volume"
         self.uids += 1
-        self.real.job = DrainJob(
-            name=f"run-1-drain-a{action.attempt}", uid=f"job-{self.uids}", attempt=action.attempt
-        )
+        self.real.job = DrainJob(name=name, uid=f"job-{self.uids}", attempt=action.attempt)
 
     def _release(self, _world: Observed, _action: planned.Release) -> None:
         assert self.real.session is not None
