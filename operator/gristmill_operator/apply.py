@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -19,7 +19,7 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid
-from gristmill_contracts.resources import Metadata, format_time
+from gristmill_contracts.resources import Metadata, format_time, parse_time
 from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.units import now_us
@@ -30,7 +30,7 @@ from gristmill_operator.children.volume import kept_patch
 from gristmill_operator.kinds import CLAIMS, JOBS, NAMESPACES, PODS, SESSIONS
 from gristmill_operator.memory import Memory
 from gristmill_operator.parsed import Parsed
-from gristmill_operator.place import Placer, check_owned, failure_of
+from gristmill_operator.place import NameTakenError, Placer, check_owned, failure_of
 from gristmill_operator.problems import AlreadyExistsError
 from gristmill_operator.seams import Cache, Cluster, Json
 from gristmill_operator.settings import OperatorSettings
@@ -126,6 +126,7 @@ class ClusterHands:
         await self.cluster.merge_patch(SESSIONS, meta.namespace, meta.name, patch)
 
     async def _register(self, session: TrainingSession) -> None:
+        check_identity(session, self.cache.list(SESSIONS))
         tenant = tenant_of(session)
         request = RegisterSession(
             uid=session_uid(session),
@@ -149,6 +150,7 @@ class ClusterHands:
         key = session.metadata.uid
         placer = Placer(cluster=self.cluster, cache=self.cache, key=self.key)
         try:
+            check_identity(session, self.cache.list(SESSIONS))
             await placer.place(self._seating(session, attempt), beside)
         except GristmillError as error:
             failure = failure_of(error)
@@ -282,6 +284,27 @@ class ClusterHands:
         tenant = self._parsed.tenant(self._tenant_name(session))
         reference = session.spec.rate_card_ref or (tenant and tenant.spec.rate_card_ref)
         return reference.name if reference else None
+
+
+def check_identity(session: TrainingSession, sessions: Iterable[Json]) -> None:
+    """A restored session brings its identity along; nobody brings one that a live session has.
+
+    The secrets of meters follow from it. Raises NameTakenError.
+    """
+    uid, meta = session_uid(session), session.metadata
+    if uid == meta.uid:
+        return
+    for other in sessions:
+        about = other["metadata"]
+        named = (about.get("annotations") or {}).get(labels.SESSION_ID)
+        if about["uid"] == meta.uid or uid not in (named, about["uid"]):
+            continue
+        created = parse_time(about["creationTimestamp"])
+        if about["uid"] == uid or (created, about["uid"]) < (meta.creation_time_us, meta.uid):
+            raise NameTakenError(
+                f"the annotation {labels.SESSION_ID} of session {meta.namespace}/{meta.name} names {uid}, "
+                "which is another session; make it without the annotation"
+            )
 
 
 def _metadata(name: str) -> Metadata:

@@ -30,7 +30,7 @@ from gristmill_sessions.observed import (
     StartDrainJob,
 )
 from gristmill_testing.cluster import WRITES, Cluster
-from gristmill_testing.operator_bench import Bench, operator_bench
+from gristmill_testing.operator_bench import Bench, clear_away, operator_bench
 from gristmill_testing.operator_world import ACCOUNT, install_chart, model, session, tenant
 
 TENANT = "hands"
@@ -43,7 +43,7 @@ def chart(control_cluster: Cluster) -> Iterator[Cluster]:
     control_cluster.apply(tenant(TENANT))
     control_cluster.apply(model("tiny"))
     yield control_cluster
-    control_cluster.try_kubectl("delete", "tenant", TENANT, "--wait=false")
+    clear_away(control_cluster, TENANT, NAMESPACE)
 
 
 @pytest.fixture

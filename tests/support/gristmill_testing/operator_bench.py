@@ -217,6 +217,17 @@ async def operator_bench(cluster: Cluster, **settings: Any) -> AsyncIterator[Ben
         )
 
 
+def clear_away(cluster: Cluster, tenant: str, namespace: str) -> None:
+    """Tenant, namespace and sessions, whose finalizers nobody else would remove. Waits for nothing."""
+    for session in cluster.objects("trainingsessions", namespace):
+        cluster.try_kubectl(
+            "patch", "trainingsession", session["metadata"]["name"], f"--namespace={namespace}",
+            "--type=merge", '--patch={"metadata":{"finalizers":null}}',
+        )  # fmt: skip
+    cluster.try_kubectl("delete", "tenant", tenant, "--ignore-not-found", "--wait=false")
+    cluster.try_kubectl("delete", "namespace", namespace, "--ignore-not-found", "--wait=false")
+
+
 def _api_server(cluster: Cluster) -> tuple[str, ssl.SSLContext]:
     """Its address, and trust in its certificate; not the administrator's identity."""
     config = yaml.safe_load(cluster.kubeconfig.read_text())
