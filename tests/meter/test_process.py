@@ -3,131 +3,18 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
-from aiohttp import web
 
-from gristmill_contracts import operations as ops
-from gristmill_contracts.http import OperationView, Problem, SessionView, StreamChunk, Submitted
+from gristmill_contracts.http import Problem, SessionView, StreamChunk
 from gristmill_contracts.usage import Counts
-from gristmill_testing.fake_ledger import FakeLedger
-from gristmill_testing.fake_worker import FakeWorker
-from gristmill_testing.fake_worker_server import ledger_app, worker_app
-from gristmill_testing.meter_world import (
-    UID,
-    World,
-    forward_backward,
-    make_submit,
-    optim_step,
-    sample,
-)
-
-BASE = f"/v1/sessions/{UID}"
-
-
-@dataclass(slots=True)
-class Process:
-    """A meter process and what it talks to."""
-
-    folder: Path
-    port: int
-    ledger_port: int
-    worker: FakeWorker = field(default_factory=FakeWorker)
-    ledger: FakeLedger = field(default_factory=FakeLedger)
-    child: subprocess.Popen[bytes] | None = None
-    attempt: str = "1"
-    secret: str = "s3cret"
-
-    async def start(self) -> None:
-        environment = os.environ | {
-            "GRISTMILL_METER_PORT": str(self.port),
-            "GRISTMILL_METER_DATA_DIR": str(self.folder / "log"),
-            "GRISTMILL_METER_ASSIGNMENTS_DIR": str(self.folder / "w" / "assignments"),
-            "GRISTMILL_METER_WORKER_SOCKET": str(self.folder / "w.sock"),
-            "GRISTMILL_METER_LEDGER_URL": f"http://127.0.0.1:{self.ledger_port}",
-            "GRISTMILL_METER_HEARTBEAT_S": "0.2",
-            "GRISTMILL_METER_SCAN_S": "0.05",
-            "GRISTMILL_METER_RETRY_LAST_S": "0.2",
-        }
-        with (self.folder / "stderr").open("ab") as log:
-            self.child = subprocess.Popen(
-                [sys.executable, "-m", "gristmill_meter"], env=environment, stderr=log
-            )
-        async with asyncio.timeout(20), aiohttp.ClientSession() as http:
-            while True:
-                try:
-                    async with http.get(f"http://127.0.0.1:{self.port}/readyz") as answer:
-                        if answer.status == 200:
-                            return
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(0.02)
-
-    async def stop(self, how: int) -> int:
-        assert self.child is not None
-        self.child.send_signal(how)
-        return await asyncio.to_thread(self.child.wait, 20)
-
-    async def call(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-        headers = {"Authorization": f"Bearer {self.secret}", "X-Gristmill-Attempt": self.attempt}
-        content = None if body is None else msgspec.msgpack.encode(body)
-        async with (
-            aiohttp.ClientSession() as http,
-            http.request(
-                method, f"http://127.0.0.1:{self.port}{path}", data=content, headers=headers
-            ) as answer,
-        ):
-            return answer.status, await answer.read()
-
-    async def submit(self, number: int | None, operation: ops.Operation) -> Submitted:
-        status, body = await self.call("POST", f"{BASE}/operations", make_submit(number, operation))
-        assert status == 200, body
-        return msgspec.msgpack.decode(body, type=Submitted)
-
-    async def poll(self, stream: str, number: int) -> OperationView:
-        status, body = await self.call("GET", f"{BASE}/operations/{stream}/{number}?wait_s=15")
-        assert status == 200, body
-        return msgspec.msgpack.decode(body, type=OperationView)
-
-    async def acknowledged(self, events: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.ledger.events) < events:
-                await asyncio.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Process]:
-    World(folder / "w").assign()
-    process = Process(folder=folder, port=free_port(), ledger_port=free_port())
-    runners = [web.AppRunner(worker_app(process.worker)), web.AppRunner(ledger_app(process.ledger))]
-    for runner in runners:
-        await runner.setup()
-    await web.UnixSite(runners[0], str(folder / "w.sock")).start()
-    await web.TCPSite(runners[1], "127.0.0.1", process.ledger_port).start()
-    try:
-        await process.start()
-        yield process
-    finally:
-        if process.child is not None and process.child.poll() is None:
-            process.child.kill()
-            process.child.wait()
-        for runner in runners:
-            await runner.cleanup()
+from gristmill_testing.meter_process import BASE, Process, served
+from gristmill_testing.meter_world import UID, forward_backward, make_submit, optim_step, sample
 
 
 @pytest.fixture
