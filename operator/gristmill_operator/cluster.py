@@ -9,7 +9,7 @@ from gristmill_contracts.errors import GristmillError, NotFoundError, Unavailabl
 from gristmill_operator.cache import ObjectCache
 from gristmill_operator.client import ApiClient
 from gristmill_operator.expectations import Expectations, Expected, Owner
-from gristmill_operator.kinds import WATCHED, Kind
+from gristmill_operator.kinds import PRIMARY, WATCHED, Kind
 from gristmill_operator.seams import Json
 
 _WATCHED: Final = frozenset(WATCHED)
@@ -105,7 +105,13 @@ class CachedCluster:
             self.expectations.expect(owner, expected)
 
     def _keep(self, kind: Kind, answer: Json) -> Json:
-        if kind in _WATCHED and "uid" in answer.get("metadata", {}):
+        meta = answer.get("metadata", {})
+        if kind not in _WATCHED or "uid" not in meta:
+            return answer
+        if kind in PRIMARY and meta.get("deletionTimestamp") and not meta.get("finalizers"):
+            # Its last finalizer was taken away by this very write.
+            self.cache.remove(kind, meta.get("namespace", ""), meta["name"], meta["uid"])
+        else:
             self.cache.put(kind, answer)
         return answer
 
