@@ -194,5 +194,7 @@ class Cluster:
     """The ledger's heartbeats were read to their end since the operator started."""
     directive_given: bool = False
     """The ledger took `stop` for the present attempt since the operator started."""
+    gap_recorded: bool = False
+    """The ledger took a `RecordGap` of the present attempt since the operator started."""
     cost: str = ""
     """What the usage costs so far, with its currency; "" = not known."""

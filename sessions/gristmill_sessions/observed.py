@@ -86,7 +86,7 @@ class Observed:
         """Nothing of the session's usage is left with a meter."""
         if self.cluster is None and self.seat is None:
             return True
-        if self.cluster is not None and (not self.ran or self._is_noted_flushed):
+        if self.cluster is not None and self._is_known_flushed:
             return True
         beat = self.beat
         return beat is not None and beat.view.state == "Closed" and beat.acked_seq >= beat.head_seq
@@ -99,9 +99,11 @@ class Observed:
         return told or conditions.is_true(self.conditions, conditions.STARTED)
 
     @property
-    def _is_noted_flushed(self) -> bool:
-        """No attempt follows the one that this was said of."""
-        return conditions.is_true(self.conditions, conditions.USAGE_FLUSHED)
+    def _is_known_flushed(self) -> bool:
+        """There was none, or it was said already: no attempt follows the one that it was said of."""
+        recorded = self.cluster is not None and self.cluster.gap_recorded
+        noted = conditions.is_true(self.conditions, conditions.USAGE_FLUSHED)
+        return not self.ran or recorded or noted
 
 
 # --- actions -------------------------------------------------------------------------------------

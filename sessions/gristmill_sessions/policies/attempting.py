@@ -266,15 +266,12 @@ def _failure(observed: Observed, cause: Cause) -> LastFailure:
 
 def _failed(observed: Observed, cause: Cause, reason: str) -> Plan:
     said = clip(cause.message)
-    failures = observed.session.status.restarts
     return Plan(
         policy="failed",
         conditions=(condition(conditions.FAILED, True, reason, said),),
         status={
             "end_time_us": observed.now_us,
             "last_failure": _failure(observed, cause),
-            "restarts": failures,
-            "endpoint": "",
         },
     )
 

@@ -20,7 +20,7 @@ def tenant_deleted(observed: Observed) -> Plan | None:
     return Plan(
         policy="tenant_deleted",
         conditions=(condition(conditions.FAILED, True, "TenantDeleted", message),),
-        status={"end_time_us": observed.now_us, "endpoint": ""},
+        status={"end_time_us": observed.now_us},
     )
 
 

@@ -65,9 +65,19 @@ def close(observed: Observed, since_us: int) -> Step:
     job = cluster_of(observed).job
     if job is not None:
         return Step(actions=(_remove(job),), message=f"Job {job.name} is being deleted")
+    return _flushed(observed)
+
+
+def _flushed(observed: Observed) -> Step:
+    """Nothing is left to do. What was said of it stays said."""
     noted = conditions.find(observed.conditions, conditions.USAGE_FLUSHED)
     if noted is not None and noted.status == "True":
         return Step(done=True, reason=noted.reason, message=noted.message)
+    if cluster_of(observed).gap_recorded:
+        message = (
+            f"the log of attempt {observed.attempt} is gone, and the gap is recorded at the ledger"
+        )
+        return Step(done=True, reason="GapRecorded", message=message)
     return Step(done=True, reason="Flushed", message="the ledger has all usage of the session")
 
 
@@ -228,13 +238,11 @@ def _give_up(observed: Observed) -> Step:
         )
     terminating = cluster_of(observed).namespace_terminating
     why = "the namespace is being deleted" if terminating else "the volume is gone"
-    failed = f" The ledger did not take the record, it is tried again: {observed.error}"
+    failed = f" The ledger did not take it, and is asked again: {observed.error}"
     return Step(
         actions=(record_gap(observed, "NamespaceTerminating" if terminating else "VolumeLost"),),
-        # Said before it was done, and written only if it was: see Plan.
-        done=not observed.error,
-        reason="FlushFailed" if observed.error else "GapRecorded",
-        message=f"{why}, and with it the log of attempt {observed.attempt}: the gap is recorded at the ledger."
+        reason="FlushFailed" if observed.error else "Draining",
+        message=f"{why}, and with it the log of attempt {observed.attempt}: the gap is being recorded at the ledger."
         + (failed if observed.error else ""),
     )
 

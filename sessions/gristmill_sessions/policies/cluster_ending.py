@@ -1,11 +1,10 @@
 """How a session of a cluster ends: stopped, over, deleted."""
 
-from typing import Any, Final
+from typing import Final
 
 from gristmill_contracts import conditions, labels, limits
 from gristmill_contracts.conditions import condition
 from gristmill_contracts.resources import Condition
-from gristmill_contracts.session import WorkersStatus
 from gristmill_sessions.attempts import (
     cluster_of,
     is_lost,
@@ -63,7 +62,7 @@ def halt(observed: Observed) -> Plan | None:
                 *_flush_note(observed, step),
                 *_over("the session was stopped", idle=True),
             ),
-            status={**_nothing_runs(observed), "end_time_us": observed.now_us},
+            status={"queue": None, "end_time_us": observed.now_us},
         )
     stopping = "the session is being stopped"
     return Plan(
@@ -75,7 +74,7 @@ def halt(observed: Observed) -> Plan | None:
             condition(conditions.READY, False, "Stopping", stopping),
             condition(conditions.SERVING, False, "Stopping", stopping),
         ),
-        status={"endpoint": "", "queue": None},
+        status={"queue": None},
         again_at_us=step.again_at_us,
     )
 
@@ -103,7 +102,7 @@ def over(observed: Observed) -> Plan | None:
             *_flush_note(observed, step),
             *_over("the session is over", idle=not own_pods(observed)),
         ),
-        status={**_nothing_runs(observed), "end_time_us": end_us},
+        status={"queue": None, "end_time_us": end_us},
         again_at_us=again_us,
     )
 
@@ -120,11 +119,6 @@ def _over(message: str, *, idle: bool) -> tuple[Condition, ...]:
         condition(conditions.BLOCKED, False, "Ended", message),
         *(released if idle else ()),
     )
-
-
-def _nothing_runs(observed: Observed) -> dict[str, Any]:  # Any: fields of the status
-    desired = observed.session.status.workers.desired
-    return {"endpoint": "", "queue": None, "workers": WorkersStatus(desired=desired)}
 
 
 def _flush_note(observed: Observed, step: Step) -> tuple[Condition, ...]:
@@ -242,6 +236,6 @@ def _deleting(
             condition(conditions.SERVING, False, "Deleting", gone),
             *notes,
         ),
-        status={"endpoint": "", "queue": None},
+        status={"queue": None},
         again_at_us=again_at_us,
     )

@@ -116,7 +116,6 @@ def _wait(
         policy="placement",
         conditions=(*held, *refused, *recovering(observed, "Recovering", line)),
         again_at_us=again_at_us,
-        status={"endpoint": ""},
     )
 
 

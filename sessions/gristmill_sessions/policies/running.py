@@ -62,7 +62,6 @@ def _starting(observed: Observed) -> Plan:
     return Plan(
         policy="running",
         conditions=(*standing(), condition(conditions.PODS_READY, False, reason, message), *notes),
-        status={"endpoint": ""},
     )
 
 

@@ -75,14 +75,17 @@ def of_cluster(observed: Observed, plan: Plan) -> dict[str, Any]:  # Any: fields
     cluster, status = cluster_of(observed), observed.session.status
     told: dict[str, Any] = {"attempt": observed.attempt}  # Any: fields of the status
     if status.endpoint != endpoint(observed):
-        # Only `running` publishes one; whatever the plan is about, one that does not serve is taken back.
+        # Only `running` publishes one. It stays while the meter answers, and goes with its pods: clients of a
+        # session that ends want the results of what ran.
         told["endpoint"] = ""
     if cluster.cost:
         told["cost"] = cluster.cost
     if observed.attempt == 0:
         return told
-    known = status.workers.created if status.attempt == observed.attempt else 0
-    created = max(known, len(present_pods(observed)))
+    created = len(present_pods(observed))
+    if status.attempt == observed.attempt and not is_over(observed.session):
+        # How many there were: one that is missing now was lost, and is not made again in this attempt.
+        created = max(created, status.workers.created)
     told["workers"] = WorkersStatus(
         desired=ranks(observed), created=created, ready=ready_count(observed)
     )

@@ -74,6 +74,7 @@ class Operator:
     error: str = ""
     failure: ApiFailure | None = None
     directive_attempt: int = 0
+    gap_attempt: int = 0
     expected: list[tuple[str, str, int]] = field(default_factory=list)
     """(kind, what, until when): what was done and is to be seen in the cache."""
 
@@ -130,6 +131,7 @@ class ModelCluster:
                 job=seen.job,
                 volume=seen.volume,
                 namespace_terminating=self.namespace_terminating,
+                gap_recorded=self.operator.gap_attempt == attempt > 0,
                 directive_given=self.operator.directive_attempt == attempt > 0,
             ),
         )
@@ -252,6 +254,7 @@ class ModelCluster:
     def _record_gap(self, _world: Observed, action: planned.RecordGap) -> None:
         self._need_ledger()
         self.ledger.gaps.append(action)
+        self.operator.gap_attempt = action.attempt
 
     def _keep_volume(self, _world: Observed, action: planned.KeepVolume) -> None:
         self.real.volume = replace(self.real.volume, owned=False, unflushed=action.unflushed)
