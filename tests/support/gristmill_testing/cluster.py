@@ -357,7 +357,7 @@ WRITES = ("create", "update", "patch", "delete", "deletecollection")
 
 def condition(thing: Json, wanted: str) -> str | None:
     """The status of a condition; None where the object has none of that type."""
-    conditions = thing.get("status", {}).get("conditions", [])
+    conditions = thing.get("status", {}).get("conditions") or []
     return next((item["status"] for item in conditions if item["type"] == wanted), None)
 
 
