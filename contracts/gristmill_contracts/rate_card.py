@@ -1,9 +1,11 @@
 """The RateCard resource: prices, immutable once made."""
 
-from typing import Literal
+from collections import Counter
+from typing import Final, Literal
 
 from pydantic import Field
 
+from gristmill_contracts.http import Price, PriceBook
 from gristmill_contracts.resources import (
     ClusterResource,
     Conditions,
@@ -13,9 +15,10 @@ from gristmill_contracts.resources import (
     TimeUs,
     list_map,
 )
-from gristmill_contracts.usage import TokenType
+from gristmill_contracts.units import micros_from_decimal
+from gristmill_contracts.usage import TOKEN_TYPES, TokenType
 
-PRICES_MAX = 256
+PRICES_MAX: Final = 256
 """Prices on one card: 64 models. The server bounds what a rule that compares all with all may cost."""
 
 
@@ -62,3 +65,32 @@ class RateCard(ClusterResource):
     """The prices."""
     status: RateCardStatus = Field(default_factory=RateCardStatus)
     """What the operator saw and did."""
+
+
+def check_prices(spec: RateCardSpec) -> None:
+    """Raise ValueError unless every model on the card has each of the four prices once."""
+    for model in {each.model: None for each in spec.prices}:
+        counts: Counter[str] = Counter(p.meter for p in spec.prices if p.model == model)
+        if any(counts[meter] != 1 for meter in TOKEN_TYPES):
+            raise ValueError(
+                f"spec.prices has {counts.total()} of the 4 prices of model {model!r}, or one of them twice; give "
+                f"one each for {', '.join(TOKEN_TYPES)}"
+            )
+
+
+def price_book(card: RateCard) -> PriceBook:
+    """The card as the ledger keeps it."""
+    spec = card.spec
+    return PriceBook(
+        name=card.metadata.name,
+        currency=spec.currency,
+        effective_from_us=spec.effective_from_us,
+        prices=[
+            Price(
+                model=each.model,
+                token_type=each.meter,
+                micros_per_mtok=micros_from_decimal(each.price),
+            )
+            for each in spec.prices
+        ],
+    )

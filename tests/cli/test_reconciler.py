@@ -15,10 +15,13 @@ from gristmill_cli.local.world import World
 from gristmill_contracts import conditions, labels
 from gristmill_contracts.credentials import EndpointSecret
 from gristmill_contracts.errors import ConflictError, NotFoundError, UnavailableError
-from gristmill_contracts.http import RegisterSession, TenantAccount
+from gristmill_contracts.http import PriceBook, RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
-from gristmill_contracts.resources import Metadata
+from gristmill_contracts.rate_card import RateCard
+from gristmill_contracts.resources import Metadata, NameRef
 from gristmill_contracts.session import BaseModelRef, TrainingSession, TrainingSessionSpec
+from gristmill_contracts.tenant import Tenant
+from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_sessions.identity import session_seed, session_uid
 from gristmill_sessions.local import LocalStore, open_local_store
 from gristmill_sessions.observed import Drain, Place, RemoveFiles, Seat, Withdraw
@@ -33,12 +36,16 @@ class FakeLedger:
     """Remembers registrations; `error` is raised instead of an answer."""
 
     registered: list[RegisterSession] = field(default_factory=list)
+    books: list[PriceBook] = field(default_factory=list)
     error: Exception | None = None
 
     async def put_tenant(self, tenant: str) -> TenantAccount:
         if self.error is not None:
             raise self.error
         return TenantAccount(tenant=TenantName(tenant), account_id="100000000001")
+
+    async def put_price_book(self, book: PriceBook) -> None:
+        self.books.append(book)
 
     async def register_session(self, session: RegisterSession) -> None:
         if self.error is not None:
@@ -276,3 +283,36 @@ async def test_an_action_that_fails_is_tried_again_and_told(machine: Machine) ->
     groups.unlink()
     await machine.look()
     assert machine.world.seats[machine.uid] == Seat(attempt=1, endpoint=ENDPOINT, stopping=False)
+
+
+def rate_card(name: str) -> RateCard:
+    prices = [{"model": "*", "meter": meter, "price": "0.25"} for meter in TOKEN_TYPES]
+    spec = {"currency": "EUR", "prices": prices, "effectiveFrom": "2026-01-01T00:00:00Z"}
+    return RateCard.model_validate({"metadata": {"name": name}, "spec": spec})
+
+
+async def test_a_session_is_registered_with_its_tenants_prices(machine: Machine) -> None:
+    machine.store.create(rate_card("standard"))
+    tenant = {"metadata": {"name": "acme"}, "spec": {"rateCardRef": {"name": "standard"}}}
+    machine.store.create(Tenant.model_validate(tenant))
+    await machine.look()
+    assert machine.ledger.registered[0].price_book == "standard"
+    book = machine.ledger.books[0]
+    assert (book.name, book.currency) == ("standard", "EUR")
+    assert {each.micros_per_mtok for each in book.prices} == {250_000}
+
+
+async def test_a_session_without_a_card_has_the_ledgers_own_prices(machine: Machine) -> None:
+    await machine.look()
+    assert machine.ledger.registered[0].price_book is None
+    assert machine.ledger.books == []
+
+
+async def test_a_missing_rate_card_is_said_and_looked_for_again(machine: Machine) -> None:
+    machine.wish(lambda spec: spec.model_copy(update={"rate_card_ref": NameRef(name="gone")}))
+    assert await machine.look() is not None
+    assert machine.ledger.registered == []
+    assert "rate card 'gone' does not exist" in machine.world.errors[machine.uid]
+    machine.store.create(rate_card("gone"))
+    await machine.look()
+    assert machine.ledger.registered[0].price_book == "gone"

@@ -16,9 +16,10 @@ from gristmill_cli.describe import describe_lines
 from gristmill_cli.errors import CommandError
 from gristmill_cli.keys import ensure_tenant
 from gristmill_cli.local.instance import find_instance, require_instance
-from gristmill_cli.local.layout import Layout
+from gristmill_cli.local.layout import Layout, make_folders
 from gristmill_cli.manifests import apply as apply_one
 from gristmill_cli.manifests import as_manifest, label, read_manifests
+from gristmill_cli.models import apply_model
 from gristmill_cli.options import (
     DEFAULT_TENANT,
     DataDir,
@@ -70,7 +71,7 @@ def apply(
     tenant: TenantOption = DEFAULT_TENANT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create or change what the manifests say: TrainingSession and Tenant."""
+    """Create or change what the manifests say: TrainingSession, Tenant, BaseModel and RateCard."""
     layout = find_layout(data_dir)
     wanted = read_manifests(_text_of(file), "standard input" if file == "-" else file, tenant)
     store = open_store(layout)
@@ -78,7 +79,11 @@ def apply(
     for resource in wanted:
         if isinstance(resource, TrainingSession):
             ensure_tenant(store, resource.metadata.namespace)
-        outcome = apply_one(store, resource)
+        if isinstance(resource, BaseModelResource):
+            make_folders(layout)
+            outcome = apply_model(store, layout, resource, say)
+        else:
+            outcome = apply_one(store, resource)
         outcomes.append({"resource": label(resource), "outcome": outcome})
         if output is Output.TABLE:
             typer.echo(f"{label(resource)} {outcome}")

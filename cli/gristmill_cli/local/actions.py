@@ -22,10 +22,12 @@ from gristmill_cli.local.world import World, group_of
 from gristmill_contracts import labels
 from gristmill_contracts.credentials import EndpointSecret, EndpointSecretSpec
 from gristmill_contracts.errors import ConflictError, NotFoundError
-from gristmill_contracts.http import Assignment, RegisterSession, TenantAccount
+from gristmill_contracts.http import Assignment, PriceBook, RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
+from gristmill_contracts.rate_card import RateCard, price_book
 from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.tenant import Tenant
 from gristmill_sessions import observed as planned
 from gristmill_sessions.identity import session_name, session_seed, session_uid
 from gristmill_sessions.observed import Action, Seat
@@ -36,6 +38,8 @@ class Registrar(Protocol):
     """What a session must be told to before it starts: the ledger."""
 
     async def put_tenant(self, tenant: str) -> TenantAccount: ...
+
+    async def put_price_book(self, book: PriceBook) -> None: ...
 
     async def register_session(self, session: RegisterSession) -> None: ...
 
@@ -77,6 +81,7 @@ class Hands:
 
     async def _register(self, session: TrainingSession) -> None:
         uid = session_uid(session)
+        card = await asyncio.to_thread(self._rate_card, session)
         request = RegisterSession(
             uid=uid,
             tenant=TenantName(session.metadata.namespace),
@@ -85,14 +90,32 @@ class Hands:
             model=session.spec.base_model_ref.name,
             rank=session.spec.lora.rank,
             created_us=session.metadata.creation_time_us,
+            price_book=None if card is None else card.metadata.name,
         )
         try:
             await self.ledger.put_tenant(session.metadata.namespace)
+            if card is not None:
+                await self.ledger.put_price_book(price_book(card))
             await self.ledger.register_session(request)
         except ConflictError as error:
             # Not a stale resource: trying again would not help.
             raise CommandError(f"the ledger refuses the session: {error.message}") from error
         self.world.registered.add(uid)
+
+    def _rate_card(self, session: TrainingSession) -> RateCard | None:
+        """The session's, else its tenant's; None = the ledger's own prices. Raises CommandError if it is missing."""
+        named = session.spec.rate_card_ref
+        if named is None:
+            with contextlib.suppress(NotFoundError):
+                named = self.store.get(Tenant, "", session.metadata.namespace).spec.rate_card_ref
+        if named is None:
+            return None
+        try:
+            return self.store.get(RateCard, "", named.name)
+        except NotFoundError as error:
+            raise CommandError(
+                f"rate card {named.name!r} does not exist; apply it with `gristmill apply`"
+            ) from error
 
     def _adopt(self, session: TrainingSession) -> None:
         meta = session.metadata

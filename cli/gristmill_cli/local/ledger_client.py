@@ -12,6 +12,7 @@ from gristmill_contracts.http import (
     CONTENT_TYPE,
     Empty,
     HeartbeatPage,
+    PriceBook,
     Problem,
     RegisterSession,
     TenantAccount,
@@ -34,6 +35,10 @@ class LedgerClient:
 
     async def put_tenant(self, tenant: str) -> TenantAccount:
         return await self._ask("PUT", f"/v1/tenants/{quote(tenant, safe='')}", TenantAccount)
+
+    async def put_price_book(self, book: PriceBook) -> None:
+        path = f"/v1/price-books/{quote(book.name, safe='')}"
+        await self._ask("PUT", path, Empty, message=book)
 
     async def register_session(self, session: RegisterSession) -> None:
         await self._ask("POST", "/v1/sessions", Empty, message=session)
