@@ -126,6 +126,8 @@ class OperatorSettings(BaseSettings):
     """Room in /tmp of a worker."""
     pod_security_version: str = Field(default="v1.32", pattern=r"^(latest|v1\.[0-9]{1,3})$")
     """Version of the Pod Security Standards that tenants are held to."""
+    worker_claims: dict[str, str] = Field(default_factory=dict, max_length=8)
+    """JSON object, path -> claim of the tenant's namespace: mounted read-only in every worker, as {"/data": "data"}."""
     pod_environment: dict[str, str] = Field(default_factory=dict)
     """JSON object: set in every container of children, as HTTPS_PROXY."""
     operator_account: str = "gristmill-operator"

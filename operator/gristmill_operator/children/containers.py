@@ -7,6 +7,7 @@ from gristmill_operator.children import paths
 from gristmill_operator.children.options import ChildOptions
 from gristmill_operator.children.seating import Seating, pod_name
 from gristmill_operator.children.security import container_security
+from gristmill_operator.children.shared_claims import shared_mounts
 from gristmill_operator.children.weights import VOLUME, WeightsMount
 
 Container = dict[str, Any]  # Any: fields of a container
@@ -175,6 +176,7 @@ def _worker_mounts(
         {"name": "run", "mountPath": paths.RUN},
         {"name": "shm", "mountPath": paths.SHM},
         {"name": "tmp", "mountPath": paths.TMP},
+        *shared_mounts(seating.options),
     ]
 
 

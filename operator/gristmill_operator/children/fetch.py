@@ -13,6 +13,7 @@ from gristmill_operator.children.namespace import namespace_name
 from gristmill_operator.children.options import ChildOptions
 from gristmill_operator.children.seating import fetch_job_name, weights_claim_name
 from gristmill_operator.children.security import container_security, pod_security
+from gristmill_operator.children.shared_claims import shared_mounts, shared_volumes
 from gristmill_operator.children.weights import fetched_folder
 
 MODEL: Final = "gristmill.dev/model"
@@ -107,6 +108,7 @@ def fetch_job(
         "volumeMounts": [
             {"name": "weights", "mountPath": paths.MODELS},
             {"name": "tmp", "mountPath": paths.TMP},
+            *shared_mounts(options),
         ],
     }
     claim = {"claimName": weights_claim_name(name)}
@@ -122,6 +124,7 @@ def fetch_job(
                 "volumes": [
                     {"name": "weights", "persistentVolumeClaim": claim},
                     {"name": "tmp", "emptyDir": {"sizeLimit": options.tmp_size}},
+                    *shared_volumes(options),
                 ],
             },
         },

@@ -83,6 +83,8 @@ class ChildOptions:
     """Version of the Pod Security Standards: pinned, so that an upgrade of the cluster refuses no pod."""
     tmp_size: str = "4Gi"
     """Room in /tmp of a worker."""
+    worker_claims: tuple[tuple[str, str], ...] = ()
+    """Path and claim: mounted read-only in every worker and fetch Job."""
     extra_environment: tuple[tuple[str, str], ...] = ()
     """Set in every container: proxies and certificates."""
 
@@ -118,6 +120,7 @@ def child_options(settings: OperatorSettings) -> ChildOptions:
         editor_role=settings.editor_role,
         pod_security_version=settings.pod_security_version,
         tmp_size=settings.worker_tmp_size,
+        worker_claims=tuple(settings.worker_claims.items()),
         extra_environment=tuple(settings.pod_environment.items()),
     )
 

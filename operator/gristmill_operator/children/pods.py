@@ -25,6 +25,7 @@ from gristmill_operator.children.seating import (
 )
 from gristmill_operator.children.secret import PRODUCER_ENTRY, assignment_entry
 from gristmill_operator.children.security import pod_security
+from gristmill_operator.children.shared_claims import shared_volumes
 from gristmill_operator.children.weights import WeightsMount
 
 Volume = dict[str, Any]  # Any: fields of a volume
@@ -122,6 +123,7 @@ def _volumes(seating: Seating, rank: int, mount: WeightsMount) -> list[Volume]:
         _memory("shm", seating.profile.shm_size),
         _folder("tmp", seating.options.tmp_size),
         *([_folder("meter-tmp", METER_TMP_SIZE)] if rank == 0 else []),
+        *shared_volumes(seating.options),
     ]
 
 
