@@ -205,6 +205,7 @@ class ClusterHands:
             at_us=self.clock(),
         )
         await self.ledger.record_gap(session_uid(session), gap)
+        self.memory.gaps[session.metadata.uid] = action.attempt
 
     async def _keep_volume(self, session: TrainingSession, *, unflushed: bool) -> None:
         """From now on the session does not own it. It says until when it is kept, if it may go at all."""

@@ -15,6 +15,8 @@ class Memory:
     """Why the last placement was refused."""
     directives: dict[str, int] = field(default_factory=dict)
     """The attempt that the ledger was told to stop."""
+    gaps: dict[str, int] = field(default_factory=dict)
+    """The attempt whose lost usage the ledger has on record."""
     places: dict[str, int] = field(default_factory=dict)
     """Who was given a place in its tenant's maxRunning -> until when it is kept, microseconds since 1970."""
     nodes_missed: dict[str, int] = field(default_factory=dict)
@@ -25,4 +27,5 @@ class Memory:
         self.registered.discard(uid)
         self.refused.pop(uid, None)
         self.directives.pop(uid, None)
+        self.gaps.pop(uid, None)
         self.places.pop(uid, None)

@@ -82,6 +82,7 @@ class ClusterObserver:
                 namespace_terminating=is_deleted(namespace),
                 ledger_read=self.heartbeats.caught_up,
                 directive_given=self.memory.directives.get(key) == session.status.attempt,
+                gap_recorded=self.memory.gaps.get(key) == session.status.attempt,
                 cost=(beat.cost or "") if beat is not None else "",
             ),
         )
@@ -95,7 +96,7 @@ class ClusterObserver:
         devices = self._devices(session, model)
         return tuple(
             pod_view(body, self._node(body, now_us), devices)
-            for body in self.cache.children(PODS, session)
+            for body in self.cache.children(PODS, session, foreign=True)
             if (body["metadata"].get("labels") or {}).get(COMPONENT) in (WORKER, None)
         )
 

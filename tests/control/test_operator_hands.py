@@ -258,10 +258,12 @@ async def test_drain_and_gap_reach_the_ledger(bench: Bench) -> None:
     seen = bench.observe(found).cluster
     assert seen is not None
     assert seen.directive_given
+    assert seen.gap_recorded
     later = found.model_copy(update={"status": found.status.model_copy(update={"attempt": 2})})
     again = bench.observe(later).cluster
     assert again is not None
     assert not again.directive_given
+    assert not again.gap_recorded
 
 
 async def test_pods_are_deleted_by_uid_alone(bench: Bench) -> None:
