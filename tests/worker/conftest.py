@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from gristmill_testing import tiny_models
 from gristmill_testing.local_runner import Client, load, make_runner
@@ -48,6 +50,12 @@ def llama_dir(family_dir: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def llama(llama_dir: Path) -> BaseModel:
     return load(llama_dir)
+
+
+@pytest.fixture(scope="session")
+def plain_llama(llama_dir: Path) -> Any:
+    """The same model in plain transformers: the oracle of both paths."""
+    return AutoModelForCausalLM.from_pretrained(llama_dir, dtype=torch.float32).eval()
 
 
 @pytest.fixture

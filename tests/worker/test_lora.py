@@ -16,6 +16,7 @@ from gristmill_testing.local_runner import Client, datum, load, make_runner
 from gristmill_worker.adapter import Adapter, fresh_weights, gradient_views, make_adapter
 from gristmill_worker.attention import Run
 from gristmill_worker.base_model import BaseModel
+from gristmill_worker.generic import GenericModel
 from gristmill_worker.lora import LayerFactors, LayerGradient, LoraLinear, Slot
 
 FAMILIES = ("llama", "qwen2", "mistral", "gpt2", "falcon")
@@ -91,8 +92,9 @@ def test_a_small_update_is_added_before_the_rounding(kind: str) -> None:
     assert share(naive) < 0.9
 
 
-def test_alpha_over_rank_scales_the_update(llama: BaseModel) -> None:
+def test_alpha_over_rank_scales_the_update(llama_dir: Path) -> None:
     """r 8, alpha 16: the update is 2 B A x, not 16 B A x."""
+    llama = load_generic(llama_dir)
     adapter = random_adapter(llama, rank=8, alpha=16)
     name, layer = next(iter(llama.layers.items()))
     a, b = adapter.layout.views(adapter.weights)[0]
@@ -102,6 +104,12 @@ def test_alpha_over_rank_scales_the_update(llama: BaseModel) -> None:
         with llama.selected(adapter):
             moved = layer(x)
     assert torch.allclose(moved - plain, 2 * x @ a.t() @ b.t(), atol=1e-5), name
+
+
+def load_generic(folder: Path) -> GenericModel:
+    base = load(folder, path="generic")
+    assert isinstance(base, GenericModel)
+    return base
 
 
 @pytest.fixture(params=FAMILIES)
@@ -120,7 +128,7 @@ def peft_twin(base: BaseModel, folder: Path, adapter: Adapter) -> Any:
             model,
             LoraConfig(
                 r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=0.0,
-                target_modules=sorted({n.rpartition(".")[2] for n in base.layers}),
+                target_modules=sorted({n.rpartition(".")[2] for n in base.names}),
             ),
         )  # fmt: skip
     modules = dict(twin.get_base_model().named_modules())
@@ -132,7 +140,11 @@ def peft_twin(base: BaseModel, folder: Path, adapter: Adapter) -> Any:
     return twin
 
 
-def test_every_linear_layer_but_the_head_is_wrapped(base: BaseModel) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_linear_layer_but_the_head_is_wrapped(
+    family: str, family_dir: Callable[[str], Path]
+) -> None:
+    base = load_generic(family_dir(family))
     head = base.model.get_output_embeddings()
     left = [m for m in base.model.modules() if isinstance(m, nn.Linear | Conv1D)]
     assert left == [head]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -135,13 +136,13 @@ def test_one_prefill_serves_all_samples(
 
 
 def test_temperature_zero_is_the_argmax_with_its_own_logprob(
-    client: Client, llama: BaseModel
+    client: Client, plain_llama: Any
 ) -> None:
     (sequence,) = client.sample(temperature=0.0, max_tokens=10).sequences
     tokens = list(PROMPT)
     for token, logprob in zip(ids(sequence), scores(sequence), strict=True):
         with torch.no_grad():
-            logits = llama.model(input_ids=torch.tensor([tokens])).logits[0, -1]
+            logits = plain_llama(input_ids=torch.tensor([tokens])).logits[0, -1]
         assert token == int(logits.argmax())
         assert logprob == pytest.approx(float(torch.log_softmax(logits, -1)[token]), abs=1e-5)
         assert logprob < -0.01

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class Adapter:
         self.weights = weights
         self.compute = torch.empty_like(weights, dtype=dtype)
         self.factors = [LayerFactors(a, b) for a, b in layout.views(self.compute)]
+        self.fused: Any = None
+        """What the fast path made of the present weights."""  # Any: its own type
 
     @property
     def rank(self) -> int:
@@ -58,6 +61,7 @@ class Adapter:
 
     def sync(self) -> None:
         """Refresh the compute copies."""
+        self.fused = None
         split = self.layout.a_size
         self.compute[:split] = self.weights[:split]
         self.compute[split:] = self.weights[split:] * self.scale

@@ -14,12 +14,13 @@ import torch
 
 from gristmill_contracts.errors import OverloadedError, UnavailableError
 from gristmill_contracts.http import WorkerStatus
-from gristmill_worker.base_model import BaseModel, load_base_model
+from gristmill_worker.base_model import BaseModel
 from gristmill_worker.checkpoints import Checkpoints
 from gristmill_worker.counters import WorkerMetrics
 from gristmill_worker.cpu_quota import thread_count
 from gristmill_worker.disk import HostDisk
 from gristmill_worker.fingerprint import fingerprint
+from gristmill_worker.loading import load_base_model
 from gristmill_worker.orders import Finish
 from gristmill_worker.problems import translated
 from gristmill_worker.runner import Runner
@@ -168,6 +169,7 @@ def load_base(settings: WorkerSettings) -> BaseModel:
         settings.model_dir,
         dtype=getattr(torch, settings.dtype),
         device=_device(settings.device),
+        path=settings.path,
     )
 
 

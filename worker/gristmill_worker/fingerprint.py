@@ -26,8 +26,11 @@ def fingerprint(base: BaseModel, token_budget: int, world: int = 1) -> str:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "budget": token_budget,
         "packed": int(base.packed),
+        "path": base.path,
         "base": base.facts.revision[:16],
     }
+    if base.mode:
+        parts["mode"] = base.mode
     if world > 1:
         parts["world"] = world
     return ";".join(f"{name}={value}" for name, value in parts.items())

@@ -36,7 +36,7 @@ def adapter_files(base: BaseModel, adapter: Adapter) -> dict[str, bytes]:
         "use_rslora": False,
         "use_dora": False,
         "bias": "none",
-        "fan_in_fan_out": any(layer.transposed for layer in base.layers.values()),
+        "fan_in_fan_out": base.transposed,
         "target_modules": sorted({name.rpartition(".")[2] for name in adapter.layout.names}),
         "modules_to_save": None,
         "init_lora_weights": True,

@@ -1,18 +1,16 @@
 """Drawing continuations with a KV cache: one prefill for all samples of a prompt."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from gristmill_contracts.operations import Sample, SampledSequence, SampleResult, tensor
 from gristmill_worker import chat
 from gristmill_worker.adapter import Adapter
-from gristmill_worker.base_model import BaseModel
+from gristmill_worker.base_model import BaseModel, Cache
 from gristmill_worker.chance import uniform
 from gristmill_worker.choose import distribution, pick
 from gristmill_worker.scoring import score_prompt
@@ -42,7 +40,7 @@ Watch = Callable[[int, list[Row]], bool]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
     prompt: list[int]
-    cache: Any  # Any: transformers is not typed
+    cache: Cache
     logits: Tensor
     """(1, V) float32, behind the last prompt token."""
     hidden: Tensor
@@ -72,7 +70,7 @@ def sample(
         rows = [_new_row(base, op, index) for index in range(op.num_samples)]
         groups = range(0, len(rows), DECODE_ROWS_MAX)
         for at in groups:
-            cache = start.cache if len(groups) == 1 else copy.deepcopy(start.cache)
+            cache = start.cache if len(groups) == 1 else start.cache.copy()
             _decode(base, op, start, rows[at : at + DECODE_ROWS_MAX], cache, watch)
     return SampleResult(
         sequences=[_sequence(base, op, row) for row in rows],
@@ -83,7 +81,7 @@ def sample(
 
 
 def _prefill(base: BaseModel, prompt: list[int]) -> Prefilled:
-    cache = DynamicCache(config=base.model.config)
+    cache = base.new_cache()
     hidden = base.hidden_cached(torch.tensor([prompt], device=base.device), cache)[0]
     logits = base.head.decode_logits(hidden[-1:])
     return Prefilled(prompt=prompt, cache=cache, logits=logits, hidden=hidden)
@@ -99,15 +97,14 @@ def _decode(  # noqa: PLR0917
     op: Sample,
     start: Prefilled,
     rows: list[Row],
-    cache: Any,
+    cache: Cache,
     watch: Watch | None,
 ) -> None:
     """Extend every row until it ends. Rows that ended leave the batch."""
     room = base.facts.context_length - len(start.prompt)
     length_max = min(op.params.max_tokens, room)
     logits = start.logits.expand(len(rows), -1)
-    if len(rows) > 1:
-        cache.batch_repeat_interleave(len(rows))
+    cache.repeat(len(rows))
     live = rows
     while True:
         ids = _choose(logits, op, live)
@@ -122,7 +119,7 @@ def _decode(  # noqa: PLR0917
             return
         if len(kept) < len(live):
             at = torch.tensor(kept, device=base.device)
-            cache.batch_select_indices(at)
+            cache.select(at)
             ids = ids[at]
             live = [live[index] for index in kept]
         logits = base.head.decode_logits(base.hidden_cached(ids[:, None], cache)[:, 0])

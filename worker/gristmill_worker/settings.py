@@ -26,6 +26,8 @@ class WorkerSettings(BaseSettings):
     """Root of all checkpoints. Nothing outside it is read or written."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of the base weights and of compute. Adapters, gradients and moments are float32."""
+    path: Literal["auto", "fast", "generic"] = "auto"
+    """fast = our own decoder, for Llama-shaped models; generic = transformers, for all. auto = fast where it can."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto = cuda where torch finds one."""
     threads: int = Field(default=0, ge=0, le=1024)

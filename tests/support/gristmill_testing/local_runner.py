@@ -30,19 +30,22 @@ from gristmill_contracts.operations import (
     TrainOperation,
     tensor,
 )
-from gristmill_worker.base_model import BaseModel, load_base_model
+from gristmill_worker.base_model import BaseModel
 from gristmill_worker.checkpoints import Checkpoints
 from gristmill_worker.counters import WorkerMetrics
 from gristmill_worker.disk import Disk, HostDisk
 from gristmill_worker.fingerprint import fingerprint
+from gristmill_worker.loading import PathChoice, load_base_model
 from gristmill_worker.runner import Runner
 from gristmill_worker.session import Session
 
 BUDGET = 2048
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> BaseModel:
-    return load_base_model(folder, dtype=dtype, device=torch.device("cpu"))
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, path: PathChoice = "auto"
+) -> BaseModel:
+    return load_base_model(folder, dtype=dtype, device=torch.device("cpu"), path=path)
 
 
 def make_runner(

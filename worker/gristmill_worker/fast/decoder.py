@@ -1,0 +1,247 @@
+"""Forward and backward passes of the whole decoder over a flat token stream."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gristmill_worker.attention import Run
+from gristmill_worker.fast.attention import Attention, Kept
+from gristmill_worker.fast.cache import FastCache
+from gristmill_worker.fast.kernels import Kernels
+from gristmill_worker.fast.linear import Factors, Low
+from gristmill_worker.fast.rope import Rope
+from gristmill_worker.fast.shape import Shape
+from gristmill_worker.fast.weights import Block, Weights
+
+Parts = list[tuple[Tensor, Tensor]]
+"""Views (A, B) of each projection of one fused layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """The adapter of a pass: its factors of each fused layer, and where its gradient goes."""
+
+    factors: list[Factors] | None = None
+    gradient: list[Parts] | None = None
+    scale: float = 1.0
+
+    def of(self, index: int) -> Factors | None:
+        return None if self.factors is None else self.factors[index]
+
+    def into(self, index: int) -> Parts | None:
+        return None if self.gradient is None else self.gradient[index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass over a token stream."""
+
+    table: tuple[Run, ...]
+    turn: tuple[Tensor, Tensor]
+    """Cosines and sines of the tokens' positions."""
+    selected: Selected
+    cache: FastCache | None = None
+    """Where the keys and values go."""
+
+
+@dataclass(slots=True)
+class Saved:
+    """Of one block, for its backward pass."""
+
+    x: Tensor
+    middle: Tensor = field(init=False)
+    scales: tuple[Tensor, Tensor] = field(init=False)
+    lows: list[Low | None] = field(default_factory=list)
+    attention: list[Kept] = field(default_factory=list)
+    both: Tensor = field(init=False)
+    heads: Tensor | None = None
+    head_scales: tuple[Tensor, Tensor] | None = None
+
+
+class Decoder:
+    """Stateless but for its weights: everything of a pass is in its arguments."""
+
+    def __init__(self, shape: Shape, weights: Weights, rope: Rope, kernels: Kernels) -> None:
+        self.shape = shape
+        self.weights = weights
+        self.rope = rope
+        self.kernels = kernels
+        self.attention = Attention(shape, kernels)
+
+    @torch.no_grad()
+    def forward(
+        self, tokens: Tensor, table: tuple[Run, ...], selected: Selected, tape: list[Any] | None
+    ) -> Tensor:
+        """(T,) tokens -> (T, h) behind the final norm. With `tape`, what `backward` needs is put there."""
+        x = self.weights.embedding[tokens]
+        this = self._pass(table, tokens.device, selected)
+        for index in range(self.shape.layers):
+            saved = None if tape is None else Saved(x)
+            x = self._block(x, index, this, saved)
+            if tape is not None:
+                tape.append(saved)
+        out, scale = self.kernels.rms_forward(x, self.weights.final_norm, self.shape.eps)
+        if tape is not None:
+            tape.append((x, scale, this))
+        return out
+
+    def _pass(
+        self, table: tuple[Run, ...], device: torch.device, selected: Selected,
+        cache: FastCache | None = None,
+    ) -> Pass:  # fmt: skip
+        turn = self.rope.at(positions_of(table, device), max(run.length for run in table))
+        return Pass(table=table, turn=turn, selected=selected, cache=cache)
+
+    def _block(self, x: Tensor, index: int, this: Pass, saved: Saved | None) -> Tensor:
+        block, at, selected = self.weights.blocks[index], 4 * index, this.selected
+        k = self.kernels
+        normed, scale_1 = k.rms_forward(x, block.before_attention, self.shape.eps)
+        qkv, low_1 = block.qkv.forward(normed, selected.of(at))
+        q, key, value = self.split(qkv, block, this.turn, saved)
+        if this.cache is not None:
+            this.cache.prefix.append((_prefix(key), _prefix(value)))
+        kept = None if saved is None else saved.attention
+        seen = self.attention.forward(q, key, value, this.table, window=block.window, kept=kept)
+        added, low_2 = block.out.forward(seen.view(x.shape[0], -1), selected.of(at + 1))
+        middle = x + added
+        normed, scale_2 = k.rms_forward(middle, block.before_mlp, self.shape.eps)
+        both, low_3 = block.gate_up.forward(normed, selected.of(at + 2))
+        added, low_4 = block.down.forward(k.swiglu_forward(both), selected.of(at + 3))
+        if saved is not None:
+            saved.middle, saved.both = middle, both
+            saved.scales = (scale_1, scale_2)
+            saved.lows = [low_1, low_2, low_3, low_4]
+        return middle + added
+
+    def split(
+        self, qkv: Tensor, block: Block, turn: tuple[Tensor, Tensor], saved: Saved | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, q + 2 kv) -> q (T, H, D), k and v (T, KV, D); q and k normed where they are, and turned."""
+        s = self.shape
+        heads = qkv.view(-1, s.heads + 2 * s.kv_heads, s.head_size)
+        turned = heads[:, : s.heads + s.kv_heads]
+        if block.q_norm is not None and block.k_norm is not None:
+            if saved is not None:
+                saved.heads = heads
+            q, scale_q = self.kernels.rms_forward(heads[:, : s.heads], block.q_norm, s.eps)
+            k, scale_k = self.kernels.rms_forward(
+                heads[:, s.heads : s.heads + s.kv_heads], block.k_norm, s.eps
+            )
+            turned = torch.cat([q, k], 1)
+            if saved is not None:
+                saved.head_scales = (scale_q, scale_k)
+        turned = self.kernels.rope_forward(turned, *turn)
+        return turned[:, : s.heads], turned[:, s.heads :], heads[:, s.heads + s.kv_heads :]
+
+    @torch.no_grad()
+    def prefill(self, tokens: Tensor, cache: FastCache, selected: Selected) -> Tensor:
+        """(P,) tokens of one row into an empty cache -> (P, h)."""
+        table = (Run(0, tokens.shape[0], 1),)
+        x = self.weights.embedding[tokens]
+        this = self._pass(table, tokens.device, selected, cache)
+        for index in range(self.shape.layers):
+            x = self._block(x, index, this, None)
+        return self.kernels.rms_forward(x, self.weights.final_norm, self.shape.eps)[0]
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, cache: FastCache, selected: Selected) -> Tensor:
+        """(B,) next tokens of all rows -> (B, h)."""
+        k, s = self.kernels, self.shape
+        x = self.weights.embedding[tokens]
+        at = cache.length
+        self.rope.grow(at + 1)
+        turn = (self.rope.cos[at : at + 1][:, None], self.rope.sin[at : at + 1][:, None])
+        cache.room_for(1, x)
+        for index, block in enumerate(self.weights.blocks):
+            own = 4 * index
+            normed, _ = k.rms_forward(x, block.before_attention, s.eps)
+            qkv, _ = block.qkv.forward(normed, selected.of(own))
+            q, key, value = self.split(qkv, block, turn, None)
+            cache.put(index, key[:, :, None], value[:, :, None])
+            seen = cache.attend(index, q * self.attention.scale, block.window)
+            added, _ = block.out.forward(seen.reshape(x.shape[0], -1), selected.of(own + 1))
+            x = x + added
+            normed, _ = k.rms_forward(x, block.before_mlp, s.eps)
+            both, _ = block.gate_up.forward(normed, selected.of(own + 2))
+            added, _ = block.down.forward(k.swiglu_forward(both), selected.of(own + 3))
+            x = x + added
+        cache.used += 1
+        return k.rms_forward(x, self.weights.final_norm, s.eps)[0]
+
+    @torch.no_grad()
+    def backward(self, d_out: Tensor, tape: list[Any]) -> None:
+        """Add to the selected adapter's gradient. Empties the tape, so that memory goes as it is used."""
+        x, scale, this = tape.pop()
+        d = self.kernels.rms_backward(
+            d_out, x, self.weights.final_norm, scale, torch.zeros_like(d_out)
+        )
+        for index in reversed(range(self.shape.layers)):
+            d = self._block_backward(d, index, this, tape.pop())
+
+    def _block_backward(self, d: Tensor, index: int, this: Pass, saved: Saved) -> Tensor:
+        block, at, selected = self.weights.blocks[index], 4 * index, this.selected
+        k, s = self.kernels, self.shape
+        scale_1, scale_2 = saved.scales
+
+        def back(layer: int, dy: Tensor) -> Tensor:
+            return block.linears[layer].backward(
+                dy, saved.lows[layer], selected.of(at + layer), selected.into(at + layer), selected.scale
+            )  # fmt: skip
+
+        g = k.swiglu_backward(back(3, d), saved.both)
+        d = k.rms_backward(back(2, g), saved.middle, block.before_mlp, scale_2, d)
+        g = back(1, d).view(-1, s.heads, s.head_size)
+        both = self.attention.backward(g, this.table, saved.attention)
+        split = s.heads + s.kv_heads
+        both[:, :split] = k.rope_backward(both[:, :split], *this.turn)
+        if saved.heads is not None and saved.head_scales is not None:
+            self._norms_backward(both, block, saved.heads, saved.head_scales)
+        g = back(0, both.view(both.shape[0], -1))
+        return k.rms_backward(g, saved.x, block.before_attention, scale_1, d)
+
+    def _norms_backward(
+        self, both: Tensor, block: Block, heads: Tensor, scales: tuple[Tensor, Tensor]
+    ) -> None:
+        s = self.shape
+        q, key = slice(0, s.heads), slice(s.heads, s.heads + s.kv_heads)
+        for at, weight, scale in ((q, block.q_norm, scales[0]), (key, block.k_norm, scales[1])):
+            part = both[:, at]
+            both[:, at] = self.kernels.rms_backward(
+                part, heads[:, at], weight, scale, torch.zeros_like(part)
+            )
+
+
+def _prefix(heads: Tensor) -> Tensor:
+    """(P, KV, D) -> (KV, P, D)."""
+    return heads.transpose(0, 1).contiguous()
+
+
+def positions_of(table: tuple[Run, ...], device: torch.device) -> Tensor:
+    """(T,): each segment counts from 0."""
+    return torch.cat(
+        [torch.arange(run.length, device=device).repeat(run.segments) for run in table]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What a pass depends on beside its tokens."""
+
+    table: tuple[Run, ...]
+    selected: Selected
+
+
+class DecoderFunction(torch.autograd.Function):
+    """The decoder as one node of a graph: its backward pass adds to the adapter's gradient itself."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: Tensor, decoder: Decoder, tokens: Tensor, how: How) -> Tensor:
+        ctx.decoder, ctx.tape = decoder, []
+        return decoder.forward(tokens, how.table, how.selected, ctx.tape)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[None, ...]:
+        ctx.decoder.backward(upstream[0], ctx.tape)
+        return (None,) * 4

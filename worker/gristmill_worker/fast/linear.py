@@ -1,0 +1,153 @@
+"""A frozen linear layer, several fused into one, with the low-rank update in the GEMM's accumulator.
+
+Base weights may be packed once for oneDNN (a private op of torch: probed, never relied on).
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+PACK_ROWS: Final = 1024
+"""Row count that a packing is chosen for; others run on it as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """An adapter's part in one fused layer of P projections, in the base's dtype."""
+
+    a_t: Tensor
+    """(in, P r)."""
+    b: Tensor
+    """(out, P r): block diagonal, alpha / rank included."""
+    a: Tensor
+    b_t: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Low:
+    """What the backward pass needs of the forward one."""
+
+    x: Tensor
+    low: Tensor
+    """(T, P r) = x A^T."""
+
+
+@cache
+def packing_works() -> bool:
+    """Whether oneDNN's packed linear gives what a plain one gives here."""
+    try:
+        x, w = torch.randn(32, 64), torch.randn(48, 64)
+        x, w = x.bfloat16(), w.bfloat16()
+        other = torch.randn(32, 48).bfloat16()
+        packed = torch.ops.mkldnn._reorder_linear_weight(w, PACK_ROWS)
+        got = torch.ops.mkldnn._linear_pointwise.binary(x, other, packed, None, "add")
+        expected = torch.addmm(other.float(), x.float(), w.float().t())
+        return bool((got.float() - expected).abs().max() <= 0.1)
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        log.info("packing_unavailable", extra={"error": str(error).splitlines()[0]})
+        return False
+
+
+class Linear:
+    """y = W x + bias, W (out, in); `parts` are the output rows of the projections that it fuses."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, parts: tuple[int, ...], *, pack: bool
+    ) -> None:
+        self.out, self.columns = weight.shape
+        self.parts = parts
+        self.bias = bias
+        self.packed = pack
+        self.weight = _reordered(weight) if pack else weight
+        self.transposed = _reordered(weight.t().contiguous()) if pack else weight
+
+    def plain(self, x: Tensor) -> Tensor:
+        """(T, in) -> (T, out), without an adapter."""
+        if self.packed:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(
+                x, self.weight, self.bias, "none", [], ""
+            )
+            return y
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    def forward(self, x: Tensor, factors: Factors | None) -> tuple[Tensor, Low | None]:
+        if factors is None:
+            return self.plain(x), None
+        low = torch.mm(x, factors.a_t)
+        return self._add(torch.mm(low, factors.b_t), x), Low(x, low)
+
+    def _add(self, update: Tensor, x: Tensor) -> Tensor:
+        """update + x W^T + bias, rounded once: a bf16 result that is rounded first loses the update."""
+        if self.packed:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+                x, update, self.weight, self.bias, "add"
+            )
+            return y
+        if self.bias is not None:
+            if x.dtype == torch.float32:
+                return torch.addmm(update, x, self.weight.t()).add_(self.bias)
+            return self._add_wide(update, x)
+        return torch.addmm(update, x, self.weight.t())
+
+    def _add_wide(self, update: Tensor, x: Tensor) -> Tensor:
+        assert self.bias is not None
+        wide = torch.mm(x, self.weight.t(), out_dtype=torch.float32) if x.is_cuda else (
+            torch.nn.functional.linear(x.float(), self.weight.float())
+        )  # fmt: skip
+        return (wide + update.float() + self.bias.float()).to(x.dtype)
+
+    def backward(
+        self, dy: Tensor, saved: Low | None, factors: Factors | None,
+        into: list[tuple[Tensor, Tensor]] | None, scale: float,
+    ) -> Tensor:  # fmt: skip
+        """dy (T, out) -> dx (T, in). Adds the gradients of A (r, in) and B (out_p, r) of each part."""
+        if saved is None or factors is None or into is None:
+            return self._back(dy)
+        d_low = torch.mm(dy, factors.b)
+        d_a = torch.mm(d_low.t(), saved.x)
+        at, rank = 0, saved.low.shape[1] // len(self.parts)
+        for index, (rows, (a, b)) in enumerate(zip(self.parts, into, strict=True)):
+            columns = slice(index * rank, (index + 1) * rank)
+            a.add_(d_a[columns])
+            b.add_(torch.mm(dy[:, at : at + rows].t(), saved.low[:, columns]), alpha=scale)
+            at += rows
+        update = torch.mm(d_low, factors.a)
+        if self.packed:
+            dx: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+                dy, update, self.transposed, None, "add"
+            )
+            return dx
+        return torch.addmm(update, dy, self.weight)
+
+    def _back(self, dy: Tensor) -> Tensor:
+        if self.packed:
+            dx: Tensor = torch.ops.mkldnn._linear_pointwise(
+                dy, self.transposed, None, "none", [], ""
+            )
+            return dx
+        return torch.mm(dy, self.weight)
+
+
+def _reordered(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
+    return packed
+
+
+def fuse_factors(
+    parts: tuple[int, ...], views: list[tuple[Tensor, Tensor]], scale: float, dtype: torch.dtype
+) -> Factors:
+    """From float32 masters A (r, in) and B (out_p, r) of each part."""
+    a = torch.cat([each for each, _ in views]).to(dtype)
+    rank = views[0][0].shape[0]
+    b = a.new_zeros(sum(parts), rank * len(parts))
+    at = 0
+    for index, (rows, (_, own)) in enumerate(zip(parts, views, strict=True)):
+        b[at : at + rows, index * rank : (index + 1) * rank] = own * scale
+        at += rows
+    return Factors(a.t().contiguous(), b, a, b.t().contiguous())
