@@ -522,7 +522,7 @@ RATE_CARD: Final = Kind(
             description="From when on the prices hold.",
         ),
         condition_column("Recorded", "Recorded", "Whether the ledger holds the prices."),
-        REASON,
+        condition_column("Reason", "Recorded", "Why it holds them, or not.", "reason"),
         AGE,
     ),
     rules=(

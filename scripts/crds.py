@@ -1,4 +1,4 @@
-"""Write the custom resource definitions of crds/ from the contracts; --check only compares.
+"""Write crds/ and their reference page from the contracts; --check only compares.
 
 A field's docstring is its description and its bounds are the schema's. What a schema cannot say stands in
 crd_rules. A field without a text or without a bound is refused: the server could not estimate what a rule
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import crd_pages
 import crd_rules
 import yaml
 from crd_rules import Kind, Rule
@@ -18,7 +19,8 @@ from pydantic_core import core_schema
 
 from gristmill_contracts.resources import GROUP, VERSION
 
-FOLDER: Final = Path(__file__).resolve().parents[1] / "crds"
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = ROOT / "docs/reference/custom-resources.md"
 NOTE: Final = "# Made from gristmill_contracts by `make crds`; do not edit.\n"
 
 Schema = dict[str, Any]  # Any: JSON
@@ -230,12 +232,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true")
     only_compare = parser.parse_args().check
-    pages = {FOLDER / f"{kind.plural}.yaml": page(kind) for kind in crd_rules.KINDS}
+    pages = {ROOT / f"crds/{kind.plural}.yaml": page(kind) for kind in crd_rules.KINDS}
+    pages[PAGE] = crd_pages.reference([definition(kind) for kind in crd_rules.KINDS])
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         if only_compare:
             print(
-                f"crds/{path.name} is not what the contracts say; run `make crds`", file=sys.stderr
+                f"{path.relative_to(ROOT)} is not what the contracts say; run `make crds`",
+                file=sys.stderr,
             )
         else:
             path.write_text(pages[path])
