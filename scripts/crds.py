@@ -55,7 +55,7 @@ class Converter:
         schema = self._resolved(schema)
         if "const" in schema:
             schema = {**schema, "enum": [schema["const"]]}
-        kept = {name: _plain(schema[name]) for name in KEPT if name in schema}
+        kept: Schema = {name: _plain(schema[name]) for name in KEPT if name in schema}
         for at, keyword in self._kind.said_by_rules:
             if at == path:
                 kept.pop(keyword, None)
