@@ -101,6 +101,8 @@ WATCH_SILENCE_S: Final = 100.0
 WATCH_BACKOFF_S_MAX: Final = 10.0
 ACCESS_KEPT_S: Final = 10.0
 """How long an answer to "may they?" holds."""
+ACCESS_LASTING_S: Final = 60.0
+"""How long a yes holds for what comes often: operations of a session, checkpoints."""
 ACCESS_KEPT_MAX: Final = 10_000
 SUBMIT_HOLD_S_MAX: Final = 20.0
 """How long a submit waits for its session's pod, before the client is told to try again."""

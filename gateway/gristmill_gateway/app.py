@@ -127,7 +127,7 @@ def make_gateway(
         ),
         control=JsonWire(context),
         runtime=RuntimeWire(context),
-        s3=S3Front(S3Wire(artifacts, derived_key(key, "s3-token"))),
+        s3=S3Front(S3Wire(artifacts, derived_key(key, "s3-token")), directory, context.access),
         metrics=metrics,
         trust_forwarded_host=settings.trust_forwarded_host,
     )

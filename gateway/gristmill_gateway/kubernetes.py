@@ -23,11 +23,12 @@ from gristmill_contracts.errors import (
     NotFoundError,
     UnavailableError,
 )
+from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.resources import Metadata, Resource
 from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_gateway.kubernetes_api import ApiServer
-from gristmill_gateway.kubernetes_cache import Cache
+from gristmill_gateway.kubernetes_cache import Cache, Made
 from gristmill_gateway.kubernetes_objects import (
     COLLECTIONS,
     Json,
@@ -63,6 +64,8 @@ class KubernetesStore:
         self._caches: dict[type[Resource], Cache[Any]] = {
             kind: Cache(self._changed) for kind in WATCHED
         }
+        self._keys = Made(self._caches[Tenant], lambda all_: access_keys(all_, cluster_key))
+        self._owners = Made(self._caches[TrainingSession], owners_of)
         self._reflectors = [Reflector(api, kind, self._caches[kind]) for kind in WATCHED]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -99,8 +102,7 @@ class KubernetesStore:
 
     def get(self, kind: type[R], namespace: str, name: str) -> R:
         if kind is EndpointSecret:
-            session = self.get(TrainingSession, namespace, name)
-            return cast(R, endpoint_of(session, self._key))
+            return cast(R, self._endpoint(self.get(TrainingSession, namespace, name)))
         if kind is AccessKey:
             found = next((k for k in self.list(kind, namespace) if k.metadata.name == name), None)
         else:
@@ -113,13 +115,14 @@ class KubernetesStore:
 
     def list(self, kind: type[R], namespace: str | None = None) -> list[R]:
         if kind is AccessKey:
-            keys = access_keys(self._filled(Tenant).list(), self._key)
+            self._filled(Tenant)
+            keys = self._keys.get()
             return [cast(R, k) for k in keys if namespace in (None, k.metadata.namespace)]
         if kind is EndpointSecret:
             return [
-                cast(R, endpoint_of(session, self._key))
+                cast(R, self._endpoint(session))
                 for session in self._filled(TrainingSession).list(namespace)
-                if session.status.endpoint
+                if session.status.endpoint and self._is_owner(session)
             ]
         return self._filled(kind).list(namespace)
 
@@ -152,6 +155,20 @@ class KubernetesStore:
         return self._revision
 
     # --- how -------------------------------------------------------------------------------------
+
+    def _endpoint(self, session: TrainingSession) -> EndpointSecret:
+        """Raises NotFoundError, also where the session's identity is another's."""
+        if not self._is_owner(session):
+            meta = session.metadata
+            raise NotFoundError(
+                f"session {meta.name} in namespace {meta.namespace} has the identity of an older session; "
+                "delete it and apply it again without the annotation gristmill.dev/session-id"
+            )
+        return endpoint_of(session, self._key)
+
+    def _is_owner(self, session: TrainingSession) -> bool:
+        owner = self._owners.get().get(session_uid(session), session.metadata.uid)
+        return owner == session.metadata.uid
 
     def _filled(self, kind: type[R]) -> Cache[R]:
         cache = self._caches.get(kind)
@@ -193,6 +210,18 @@ class KubernetesStore:
         except TimeoutError as error:
             future.cancel()
             raise UnavailableError("the API server did not answer in time; try again") from error
+
+
+def owners_of(sessions: list[TrainingSession]) -> dict[SessionUid, str]:
+    """Uids of the resources that identities are of. sessions: in creation order.
+
+    The identity is an annotation, which whoever makes a session may choose; the secret of its meter
+    follows from it. So of two with one identity the older has it.
+    """
+    owners: dict[SessionUid, str] = {}
+    for session in sessions:
+        owners.setdefault(session_uid(session), session.metadata.uid)
+    return owners
 
 
 def access_keys(tenants: list[Tenant], cluster_key: bytes) -> list[AccessKey]:

@@ -1,5 +1,6 @@
 """Asks the API server what an account may do: SubjectAccessReview, remembered for a moment."""
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,11 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import ForbiddenError
+from gristmill_contracts.errors import OverloadedError, UnavailableError
 from gristmill_contracts.resources import GROUP
 from gristmill_gateway.access import Verb
 from gristmill_gateway.kubernetes_api import ApiServer
 from gristmill_gateway.kubernetes_objects import SESSIONS, Json
+from gristmill_gateway.wire_errors import AccessDeniedError
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ACCOUNT_PREFIX: Final = "system:serviceaccount:"
@@ -30,33 +32,55 @@ class Question:
 class _Answer:
     allowed: bool
     reason: str
-    until: float
+    asked_at: float
+
+    def holds(self, now: float, *, lasting: bool) -> bool:
+        kept_s = limits.ACCESS_LASTING_S if lasting and self.allowed else limits.ACCESS_KEPT_S
+        return now - self.asked_at < kept_s
 
 
 class KubernetesAccess:
-    """`access.Access` by RBAC, or whatever the cluster authorizes with."""
+    """`access.Access` by RBAC, or whatever the cluster authorizes with. To be used on one event loop."""
 
     def __init__(self, api: ApiServer, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._clock = clock
         self._kept: OrderedDict[Question, _Answer] = OrderedDict()
+        self._asking: dict[Question, asyncio.Task[_Answer]] = {}
 
-    async def check(self, service_account: str, verb: Verb, namespace: str, name: str = "") -> None:
+    async def check(
+        self,
+        service_account: str,
+        verb: Verb,
+        namespace: str,
+        name: str = "",
+        *,
+        lasting: bool = False,
+    ) -> None:
         question = Question(service_account, verb, namespace, name)
         answer = self._kept.get(question)
-        if answer is None or answer.until <= self._clock():
-            answer = await self._ask(question)
+        if answer is None or not answer.holds(self._clock(), lasting=lasting):
+            try:
+                answer = await self._asked_once(question)
+            except (UnavailableError, OverloadedError):
+                if answer is None or not (lasting and answer.allowed):
+                    raise
         if not answer.allowed:
-            raise ForbiddenError(refusal(question, answer.reason))
+            raise AccessDeniedError(refusal(question, answer.reason))
+
+    async def _asked_once(self, question: Question) -> _Answer:
+        """Whoever has the same question meanwhile gets the same answer."""
+        task = self._asking.get(question)
+        if task is None:
+            task = asyncio.create_task(self._ask(question))
+            self._asking[question] = task
+            task.add_done_callback(lambda _: self._asking.pop(question, None))
+        return await asyncio.shield(task)
 
     async def _ask(self, question: Question) -> _Answer:
         asked_at = self._clock()
         status = (await self._api.create(REVIEWS, review(question))).get("status") or {}
-        answer = _Answer(
-            bool(status.get("allowed")),
-            str(status.get("reason") or ""),
-            asked_at + limits.ACCESS_KEPT_S,
-        )
+        answer = _Answer(bool(status.get("allowed")), str(status.get("reason") or ""), asked_at)
         self._kept[question] = answer
         self._kept.move_to_end(question)
         while len(self._kept) > limits.ACCESS_KEPT_MAX:

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 from gristmill_contracts.resources import Resource
 
 R = TypeVar("R", bound=Resource)
+T = TypeVar("T")
 
 Place = tuple[str, str]
 """Namespace and name."""
@@ -19,6 +20,8 @@ class Cache(Generic[R]):
         self._objects: dict[str, dict[str, R]] = {}
         self._seen = 0
         """Everything up to this version was told."""
+        self.changes = 0
+        """Grows with each change: what is made of the objects is made again when it has."""
         self.filled = False
         """A list was taken in: from here on, what is not here is not there."""
 
@@ -42,7 +45,7 @@ class Cache(Generic[R]):
         self._objects = fresh
         self._seen = max(self._seen, version)
         self.filled = True
-        self._changed()
+        self._tell()
 
     def told(self, resource: R) -> None:
         """A watch told of it."""
@@ -61,7 +64,7 @@ class Cache(Generic[R]):
         if known is None or (uid and known.metadata.uid != uid):
             return
         del self._objects[place[0]][place[1]]
-        self._changed()
+        self._tell()
 
     def marked(self, version: int) -> None:
         """A bookmark: nothing changed up to here."""
@@ -73,7 +76,29 @@ class Cache(Generic[R]):
         if known is not None and known.metadata.resource_version >= meta.resource_version:
             return
         self._objects.setdefault(meta.namespace, {})[meta.name] = resource
+        self._tell()
+
+    def _tell(self) -> None:
+        self.changes += 1
         self._changed()
+
+
+class Made(Generic[R, T]):
+    """What follows from all objects of a cache, made again when they have changed."""
+
+    def __init__(self, cache: Cache[R], make: Callable[[list[R]], T]) -> None:
+        self._cache = cache
+        self._make = make
+        self._known: tuple[int, T] | None = None
+
+    def get(self) -> T:
+        # Read before the objects: at worst it is made once more than needed.
+        changes = self._cache.changes
+        known = self._known
+        if known is None or known[0] != changes:
+            known = (changes, self._make(self._cache.list()))
+            self._known = known
+        return known[1]
 
 
 def _age(resource: Resource) -> tuple[int, str]:

@@ -30,6 +30,7 @@ STATUSES: Final[dict[str, int]] = {
     "XAmzContentSHA256Mismatch": 400,
 }
 _CODES: Final[dict[str, str]] = {
+    "access_denied": "AccessDenied",
     "conflict": "InvalidRequest",
     "forbidden": "AccessDenied",
     "invalid_request": "InvalidArgument",

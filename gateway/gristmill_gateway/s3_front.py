@@ -9,9 +9,11 @@ from starlette.responses import Response, StreamingResponse
 from gristmill_contracts import limits
 from gristmill_contracts.errors import GristmillError
 from gristmill_gateway import s3, wire_errors
+from gristmill_gateway.access import Access, Verb
 from gristmill_gateway.body import decode_aws_chunked
 from gristmill_gateway.call import Call
 from gristmill_gateway.caller import Caller
+from gristmill_gateway.directory import Directory
 from gristmill_gateway.s3_errors import s3_code_of
 from gristmill_gateway.s3_request import S3Request
 from gristmill_gateway.sigv4 import SignedRequest
@@ -22,8 +24,10 @@ STREAMED: Final = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 class S3Front:
     """`call.Wire` over `s3.S3Wire`."""
 
-    def __init__(self, wire: s3.S3Wire) -> None:
+    def __init__(self, wire: s3.S3Wire, directory: Directory, access: Access) -> None:
         self._wire = wire
+        self._directory = directory
+        self._access = access
 
     def operation(self, call: Call) -> str:
         method = call.request.method
@@ -33,6 +37,7 @@ class S3Front:
         return limits.S3_BODY_BYTES_MAX
 
     async def answer(self, call: Call, caller: Caller, body: bytes) -> Response:
+        await self._check_right(call, caller)
         if call.request.value("x-amz-content-sha256") == STREAMED:
             body = decode_aws_chunked(body)
         s3_caller = s3.S3Caller(
@@ -40,6 +45,12 @@ class S3Front:
         )
         request = s3_request_of(call.request, body)
         return _http(await self._wire.answer(s3_caller, request, call.request_id), request.method)
+
+    async def _check_right(self, call: Call, caller: Caller) -> None:
+        """What sessions made is treated as they are. Raises AccessDeniedError."""
+        namespace = await self._directory.namespace(caller.tenant, caller.as_of)
+        verb: Verb = "list" if call.request.method in ("GET", "HEAD") else "update"
+        await self._access.check(caller.service_account, verb, namespace, lasting=True)
 
     def refuse(self, call: Call, error: GristmillError | None) -> Response:
         if error is None:

@@ -7,7 +7,7 @@ service of the protocol.
 from dataclasses import dataclass
 from typing import Final
 
-from gristmill_contracts.errors import GristmillError
+from gristmill_contracts.errors import ForbiddenError, GristmillError
 from gristmill_gateway.sigv4 import Fault, SignatureError
 
 RETRY_AFTER_S: Final = 1
@@ -27,6 +27,12 @@ class TooLargeError(GristmillError):
     """A body larger than its bound. Nothing of it was read."""
 
     code = "too_large"
+
+
+class AccessDeniedError(ForbiddenError):
+    """The caller's account has no right to do this."""
+
+    code = "access_denied"
 
 
 class LimitExceededError(GristmillError):
@@ -67,6 +73,7 @@ _CONTROL: Final[dict[str, Row]] = {
     "conflict": ("ResourceInUse", 400),
     "fenced": ("ResourceInUse", 400),
     "forbidden": ("AccessDeniedException", 400),
+    "access_denied": ("AccessDeniedException", 400),
     "limit_exceeded": ("ResourceLimitExceeded", 400),
     "overloaded": ("ThrottlingException", 400),
     "unavailable": ("ServiceUnavailable", 503),
@@ -80,6 +87,7 @@ _RUNTIME: Final[dict[str, Row]] = {
     "not_found": ("ResourceNotFoundException", 404),
     "conflict": ("ConflictException", 409),
     "forbidden": ("ValidationException", 400),
+    "access_denied": ("AccessDeniedException", 403),
     "log_lost": ("ConflictException", 409),
     "replay_diverged": ("ConflictException", 409),
     "overloaded": ("ThrottlingException", 429),

@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 from gristmill_contracts import labels
 from gristmill_testing.cluster import ROOT, Cluster, eventually
 from gristmill_testing.gateway_cluster import (
+    RUNTIME,
     SYSTEM,
     GatewayCluster,
     binding,
@@ -91,6 +92,29 @@ def test_a_key_may_do_what_its_service_account_may(world: GatewayCluster) -> Non
     )
 
 
+def test_a_key_that_may_only_look_neither_trains_nor_deletes_what_was_made(
+    world: GatewayCluster,
+) -> None:
+    tenant = world.add_tenant(bind="gristmill-viewer")
+    world.apply_session(tenant, "run-1")
+    world.serve(tenant, "run-1")
+    step = {"optimizerStep": {"adamParamsConfig": {"learningRate": 0.001}}}
+    code, message = refused(
+        world.client(tenant, RUNTIME).execute_training_operation,
+        trainingSessionName="run-1",
+        sequenceNumber=1,
+        operationConfig=step,
+    )
+    assert (code, "not authorized to update" in message) == ("AccessDeniedException", True)
+    client = world.client(tenant)
+    assert refused(client.delete_model_package, ModelPackageName="runs/1")[0] == (
+        "AccessDeniedException"
+    )
+    assert client.describe_model_package_group(ModelPackageGroupName="runs")[
+        "ModelPackageGroupName"
+    ] == ("runs")
+
+
 def test_a_key_without_any_right_learns_nothing(world: GatewayCluster) -> None:
     tenant = world.add_tenant(bind="")
     world.apply_session(tenant, "run-1")
@@ -136,6 +160,23 @@ def test_a_label_of_another_tenant_moves_no_session(world: GatewayCluster) -> No
     assert refused(client.describe_training_session, TrainingSessionName="run-1")[0] == (
         "ResourceNotFound"
     )
+
+
+def test_a_session_with_the_identity_of_another_reaches_nobodys_meter(
+    world: GatewayCluster,
+) -> None:
+    """Whoever makes a session may choose its identity, and the secret of its meter follows from that."""
+    ours, thief = world.add_tenant(), world.add_tenant()
+    world.apply_session(ours, "run-1")
+    uid = world.serve(ours, "run-1")
+    world.apply_session(thief, "run-1", annotations={labels.SESSION_ID: uid})
+    world.serve(thief, "run-1")
+    world.meter.doors.clear()
+    detail = world.client(thief).describe_training_session(TrainingSessionName="run-1")
+    assert detail["TrainingSessionDetail"]["LastReceivedSequenceNumber"] == 0
+    assert world.meter.doors == []
+    world.client(ours).describe_training_session(TrainingSessionName="run-1")
+    assert world.meter.doors == [f"GET {uid}"]
 
 
 def test_a_second_tenant_that_claims_a_namespace_gets_no_key_to_it(world: GatewayCluster) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gristmill_contracts import limits, secrets
+from gristmill_contracts import labels, limits, secrets
 from gristmill_contracts.conditions import condition
 from gristmill_contracts.errors import ForbiddenError, LogFullError, UnavailableError
 from gristmill_contracts.http import PROTOCOL_HEADER, PROTOCOL_VERSION
@@ -26,7 +26,7 @@ from gristmill_contracts.session import (
 from gristmill_contracts.tenant import Tenant, TenantKey, TenantSpec, TenantStatus
 from gristmill_gateway.directory import Endpoint
 from gristmill_gateway.front import signed_request
-from gristmill_gateway.kubernetes import access_keys, endpoint_of
+from gristmill_gateway.kubernetes import access_keys, endpoint_of, owners_of
 from gristmill_gateway.kubernetes_access import KubernetesAccess
 from gristmill_gateway.ledger_client import service_headers
 from gristmill_gateway.meter_client import MeterClient
@@ -105,6 +105,21 @@ def test_an_endpoints_secret_is_of_the_durable_identity_and_the_attempt() -> Non
     assert (found.session_uid, found.attempt) == (UID, 3)
 
 
+def test_an_identity_that_is_used_twice_is_the_older_sessions() -> None:
+    def one(name: str, namespace: str, created: int) -> TrainingSession:
+        meta = Metadata(
+            name=name,
+            namespace=namespace,
+            uid=f"{namespace}/{name}",
+            creation_time_us=created,
+            annotations={labels.SESSION_ID: UID},
+        )
+        spec = TrainingSessionSpec(base_model_ref=BaseModelRef(name="tiny"))
+        return TrainingSession(metadata=meta, spec=spec)
+
+    assert owners_of([one("run", "gm-a", 1), one("run", "gm-thief", 2)]) == {UID: "gm-a/run"}
+
+
 # --- who may -------------------------------------------------------------------------------------
 
 
@@ -167,6 +182,31 @@ async def test_no_answer_is_neither_yes_nor_no_and_is_not_remembered() -> None:
         await access.check("system:serviceaccount:gm-a:bot", "create", "gm-a")
     reviews.down = False
     await access.check("system:serviceaccount:gm-a:bot", "create", "gm-a")
+
+
+async def test_a_lasting_yes_outlives_an_api_server_that_is_away_and_a_no_does_not() -> None:
+    reviews, now = Reviews(), [0.0]
+    access = KubernetesAccess(reviews, lambda: now[0])  # type: ignore[arg-type]
+    who = ("system:serviceaccount:gm-a:bot", "create", "gm-a")
+    await access.check(*who, lasting=True)  # type: ignore[arg-type]
+    now[0] = limits.ACCESS_LASTING_S - 1
+    await access.check(*who, lasting=True)  # type: ignore[arg-type]
+    assert len(reviews.asked) == 1
+    reviews.down = True
+    now[0] = 100 * limits.ACCESS_LASTING_S
+    await access.check(*who, lasting=True)  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError):
+        await access.check(*who)  # type: ignore[arg-type]
+    with pytest.raises(UnavailableError):
+        await access.check("system:serviceaccount:gm-a:bot", "update", "gm-a", lasting=True)
+
+
+async def test_a_question_that_many_have_at_once_is_asked_once() -> None:
+    reviews = Reviews()
+    access = KubernetesAccess(reviews)  # type: ignore[arg-type]
+    account = "system:serviceaccount:gm-a:bot"
+    await asyncio.gather(*(access.check(account, "create", "gm-a") for _ in range(50)))
+    assert len(reviews.asked) == 1
 
 
 async def test_answers_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

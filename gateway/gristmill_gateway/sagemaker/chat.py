@@ -102,7 +102,7 @@ async def sample_training_session_with_response_stream(
 async def _read(
     context: RuntimeContext, caller: Caller, name: str, body: bytes, call: Call
 ) -> Chat:
-    session = await require_taking(context.directory, caller, name)
+    session = await require_taking(context, caller, name)
     facts = await session_facts(context.directory, caller, session)
     arn = call.request.value(PACKAGE_HEADER)
     adapter = None

@@ -7,6 +7,7 @@ from gristmill_contracts import limits
 from gristmill_contracts.errors import ConflictError, InvalidRequestError, NotFoundError
 from gristmill_contracts.http import Checkpoint, CheckpointGroup, CreateGroup
 from gristmill_contracts.ids import TenantName
+from gristmill_gateway.access import Verb
 from gristmill_gateway.sagemaker import arns, control_pages, registry
 from gristmill_gateway.sagemaker.control_context import Caller, Context
 from gristmill_gateway.sagemaker.control_fields import check_tags, read_request
@@ -28,6 +29,7 @@ LEDGER_PAGES_PER_ANSWER = 20
 
 async def create_model_package_group(context: Context, caller: Caller, body: Body) -> Body:
     request = read_request(CreateModelPackageGroup, "CreateModelPackageGroup", body)
+    await _check_right(context, caller, "create")
     check_tags(request.tags)
     name = request.model_package_group_name
     _refuse_unsupported(request)
@@ -61,12 +63,14 @@ def _refuse_unsupported(request: CreateModelPackageGroup) -> None:
 
 async def describe_model_package_group(context: Context, caller: Caller, body: Body) -> Body:
     request = read_request(DescribeModelPackageGroup, "DescribeModelPackageGroup", body)
+    await _check_right(context, caller, "list")
     name = arns.parse_group(request.model_package_group_name, caller.scope.account_id)
     return registry.describe_group(await require_group(context, caller.tenant, name), caller.scope)
 
 
 async def list_model_packages(context: Context, caller: Caller, body: Body) -> Body:
     request = read_request(ListModelPackages, "ListModelPackages", body)
+    await _check_right(context, caller, "list")
     group = request.model_package_group_name
     name = None if group is None else arns.parse_group(group, caller.scope.account_id)
     if name is not None:
@@ -121,6 +125,7 @@ async def _collect(
 
 async def describe_model_package(context: Context, caller: Caller, body: Body) -> Body:
     request = read_request(DescribeModelPackage, "DescribeModelPackage", body)
+    await _check_right(context, caller, "list")
     package = arns.parse_package(request.model_package_name, caller.scope.account_id)
     try:
         found = await context.ledger.get_checkpoint(caller.tenant, package.group, package.version)
@@ -131,6 +136,7 @@ async def describe_model_package(context: Context, caller: Caller, body: Body) -
 
 async def delete_model_package(context: Context, caller: Caller, body: Body) -> Body:
     request = read_request(DeleteModelPackage, "DeleteModelPackage", body)
+    await _check_right(context, caller, "delete")
     package = arns.parse_package(request.model_package_name, caller.scope.account_id)
     try:
         await context.ledger.delete_checkpoint(caller.tenant, package.group, package.version)
@@ -157,6 +163,12 @@ async def require_group(context: Context, tenant: str, name: str) -> CheckpointG
         raise NotFoundError(
             f"Model package group {name} does not exist; make it with CreateModelPackageGroup"
         ) from error
+
+
+async def _check_right(context: Context, caller: Caller, verb: Verb) -> None:
+    """What sessions made is treated as they are. Raises AccessDeniedError."""
+    namespace = await context.namespace(caller.tenant)
+    await context.access.check(caller.service_account, verb, namespace, lasting=True)
 
 
 def _no_package(package: arns.PackageName, caller: Caller) -> NotFoundError:

@@ -63,7 +63,7 @@ async def execute_training_operation(
     context: RuntimeContext, caller: Caller, name: str, body: bytes
 ) -> bytes:
     """Raises what the wire answers; a refused request's number is closed before that."""
-    session = await require_taking(context.directory, caller, name)
+    session = await require_taking(context, caller, name)
     facts = await session_facts(context.directory, caller, session)
     document = await _in_thread(body, lambda: read_object(body))
     try:
@@ -85,7 +85,7 @@ async def execute_training_operation(
 async def execute_sampling_operation(
     context: RuntimeContext, caller: Caller, name: str, body: bytes
 ) -> bytes:
-    session = await require_taking(context.directory, caller, name)
+    session = await require_taking(context, caller, name)
     facts = await session_facts(context.directory, caller, session)
     document = await _in_thread(body, lambda: read_object(body))
     seed = secrets.randbelow(limits.SEED_MAX + 1)

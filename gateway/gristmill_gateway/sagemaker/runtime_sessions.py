@@ -8,6 +8,7 @@ from gristmill_gateway import locations
 from gristmill_gateway.caller import Caller
 from gristmill_gateway.directory import Directory
 from gristmill_gateway.sagemaker import control_session
+from gristmill_gateway.sagemaker.context import RuntimeContext
 from gristmill_gateway.sagemaker.model_facts import SessionFacts
 from gristmill_sessions.identity import session_name
 
@@ -22,9 +23,11 @@ async def require_session(directory: Directory, caller: Caller, name: str) -> Tr
     return found
 
 
-async def require_taking(directory: Directory, caller: Caller, name: str) -> TrainingSession:
-    """A session that takes operations. Raises NotFoundError, ConflictError."""
-    session = await require_session(directory, caller, name)
+async def require_taking(context: RuntimeContext, caller: Caller, name: str) -> TrainingSession:
+    """A session that takes the caller's operations. Raises NotFoundError, ConflictError, AccessDeniedError."""
+    session = await require_session(context.directory, caller, name)
+    namespace = session.metadata.namespace
+    await context.access.check(caller.service_account, "update", namespace, lasting=True)
     status = control_session.reported_status(session, None)
     if status not in TAKING:
         raise ConflictError(

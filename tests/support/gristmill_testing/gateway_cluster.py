@@ -215,13 +215,19 @@ class GatewayCluster:
     def session(self, tenant: str, name: str) -> Json:
         return self.cluster.get("trainingsession", name, f"gm-{tenant}")
 
-    def apply_session(self, tenant: str, name: str, **spec: Any) -> Json:
+    def apply_session(
+        self, tenant: str, name: str, annotations: dict[str, str] | None = None, **spec: Any
+    ) -> Json:
         """As somebody does it with kubectl."""
         self.cluster.apply(
             {
                 "apiVersion": f"{GROUP}/v1alpha1",
                 "kind": "TrainingSession",
-                "metadata": {"name": name, "namespace": f"gm-{tenant}"},
+                "metadata": {
+                    "name": name,
+                    "namespace": f"gm-{tenant}",
+                    "annotations": annotations or {},
+                },
                 "spec": {
                     "baseModelRef": {"name": "tiny"},
                     "lora": {"rank": 8, "alpha": 16},
