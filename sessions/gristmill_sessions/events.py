@@ -209,6 +209,9 @@ def _of_gaps(plan: Plan) -> Iterator[SessionEvent]:
         yield _event("Warning", "UsageFlushAbandoned", message)
 
 
+ENDING: Final = frozenset({known.STOPPED, known.DELETED, known.USAGE_FLUSHED})
+
+
 def _of_delays(
     before: TrainingSessionStatus, after: TrainingSessionStatus, observed: Observed
 ) -> Iterator[SessionEvent]:
@@ -221,9 +224,9 @@ def _of_delays(
 
 
 def _newly(mark: str, condition: Condition, before: TrainingSessionStatus) -> bool:
-    known_before = any(mark in each.message for each in before.conditions)
-    told = condition.type == known.PODS_READY
-    return mark in condition.message and not known_before and not told
+    if condition.type not in ENDING or mark not in condition.message:
+        return False
+    return not any(mark in each.message for each in before.conditions)
 
 
 def _first_leaving(observed: Observed) -> str:

@@ -4,14 +4,15 @@ One row per state, condition and reason of the specification: the world, the sta
 then says, with the words that help (the pod, the number, the remedy).
 """
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from gristmill_contracts import conditions as known
 from gristmill_contracts import labels
 from gristmill_contracts.http import Problem
-from gristmill_contracts.session import FailurePolicy, SessionLimits, State
+from gristmill_contracts.resources import Condition
+from gristmill_contracts.session import FailurePolicy, SessionLimits, State, TrainingSession
 from gristmill_sessions.cluster import ApiFailure, TenantView, Volume
 from gristmill_sessions.observed import Observed
 from gristmill_sessions.planner import make_plan, next_status
@@ -200,18 +201,18 @@ ENDED: list[Row] = [
 ]  # fmt: skip
 
 
-def gone(*conditions: object, seconds: int = 1, **fields: object) -> object:
-    return running(*conditions, deleted_us=NOW_US - seconds * SECOND_US, **fields)  # type: ignore[arg-type]
+def gone(*conditions: Condition, seconds: int = 1, **fields: Any) -> TrainingSession:
+    return running(*conditions, deleted_us=NOW_US - seconds * SECOND_US, **fields)
 
 
 DELETED: list[Row] = [
-    ("deleting", world(gone(), pod()), "Deleting", "Deleted", "False", "InProgress", ("told to end",)),  # type: ignore[arg-type]
-    ("of a failed one", world(gone(condition("Failed")), pod()), "Deleting", "Ready", "False", "Deleting", ()),  # type: ignore[arg-type]
-    ("slow", world(gone(seconds=300), job=job()), "Deleting", "Deleted", "False", "InProgress",  # type: ignore[arg-type]
+    ("deleting", world(gone(), pod()), "Deleting", "Deleted", "False", "InProgress", ("told to end",)),
+    ("of a failed one", world(gone(condition("Failed")), pod()), "Deleting", "Ready", "False", "Deleting", ()),
+    ("slow", world(gone(seconds=300), job=job()), "Deleting", "Deleted", "False", "InProgress",
      ("run-1-drain-a1", "longer than it should")),
-    ("no ledger for the gap", world(gone(seconds=900), error="503 from the ledger", job=job()), "DeletionFailed",  # type: ignore[arg-type]
+    ("no ledger for the gap", world(gone(seconds=900), error="503 from the ledger", job=job()), "DeletionFailed",
      "Deleted", "False", "FlushFailed", ("503 from the ledger", "900 s")),
-    ("stuck pod", world(gone(seconds=900), pod(deleting_since_us=NOW_US - 900 * SECOND_US),  # type: ignore[arg-type]
+    ("stuck pod", world(gone(seconds=900), pod(deleting_since_us=NOW_US - 900 * SECOND_US),
      heartbeat=serving(state="Closed", acked=7)), "DeletionFailed", "Deleted", "False", "PodStuckTerminating",
      ("run-1-a1-0", "node-1")),
 ]  # fmt: skip
