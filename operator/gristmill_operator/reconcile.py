@@ -63,6 +63,7 @@ class SessionReconciler:
     hands: Hands
     recorder: Recorder
     budget: WriteBudget
+    plan: Callable[[Observed], Plan] = make_plan
     announce: Announce = events_of
     changed: Changed = lambda body, before, after: None
     wrote: Callable[[bool], None] = lambda informative: None
@@ -109,7 +110,7 @@ class SessionReconciler:
             observed = self.observer.observe(
                 session, error=self.errors.get(key, ""), now_us=self.clock_us()
             )
-            plan = make_plan(observed)
+            plan = self.plan(observed)
             body = self._body(key)
             failure = await self._carry_out(key, observed, plan)
             if Release() in plan.actions and failure is None:
