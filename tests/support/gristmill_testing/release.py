@@ -6,7 +6,17 @@ from typing import Any
 from gristmill_testing.chart import CHART, NAMESPACE, arguments_of
 from gristmill_testing.cluster import Answer, Cluster, run
 
+# The node has two processors: they are for the workers.
+SMALL: dict[str, Any] = {
+    "requests": {"cpu": "10m", "memory": "64Mi"},
+    "limits": {"memory": "512Mi"},
+}
 NODE_VALUES: dict[str, Any] = {
+    "operator.resources": SMALL,
+    "gateway.resources": SMALL,
+    "ledger.resources": SMALL,
+    "meter.cpu": "50m",
+    "meter.memory": "256Mi",
     "global.imageRegistry": "gristmill.test",
     "image.tag": "dev",
     "networkPolicy.apiServer.cidrs": ["172.30.0.2/32"],
