@@ -63,7 +63,7 @@ fmt: setup ## Let ruff mend what it can
 .PHONY: types
 types: setup ## mypy, strict
 	@$(BIN)/mypy
-	@MYPYPATH=tests/cluster $(BIN)/mypy tests/cluster/*.py tests/support/gristmill_testing/cluster{,_fixtures,_pods}.py
+	@MYPYPATH=tests/cluster $(BIN)/mypy tests/cluster/*.py tests/support/gristmill_testing/cluster{,_api,_fixtures,_pods}.py
 
 .PHONY: imports
 imports: setup ## import-linter: which package may import which

@@ -7,6 +7,7 @@ megabytes. torch and transformers are in no image: a worker reads them from a vo
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -121,7 +122,14 @@ def code_layer(path: Path) -> oci.Layer:
     """Our wheel, as pip would install it."""
     with tempfile.TemporaryDirectory(dir=cache.root()) as scratch:
         wheels, stage = Path(scratch) / "wheels", Path(scratch) / "stage"
-        pip("wheel", "--no-deps", f"--wheel-dir={wheels}", str(ROOT))
+        pip(
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            f"--wheel-dir={wheels}",
+            str(ROOT),
+            tools=build_tools(),
+        )
         (wheel,) = wheels.glob("gristmill-*.whl")
         pip("install", "--no-deps", "--no-compile", f"--target={stage / SITE}", str(wheel))
         python_layer.compile_bytes(stage, SITE)
@@ -147,17 +155,18 @@ def requirements() -> list[str]:
     return sorted(line for line in named if not line.startswith(FROM_VOLUME))
 
 
-def pip(*arguments: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        arguments[0],
-        "-q",
-        "--disable-pip-version-check",
-        *arguments[1:],
-    ]
-    subprocess.run(command, check=True)
+def build_tools() -> Path:
+    """The wheel's build backend, kept: a change of our code then needs no package index."""
+    wanted = tomllib.loads(PROJECT.read_text())["build-system"]["requires"]
+    key = cache.key_of([], sys.version, *wanted)
+    return cache.made("tools", key, lambda folder: pip("install", f"--target={folder}", *wanted))
+
+
+def pip(*arguments: str, tools: Path | None = None) -> None:
+    verb, *rest = arguments
+    command = [sys.executable, "-m", "pip", verb, "-q", "--disable-pip-version-check", *rest]
+    environment = {**os.environ, **({"PYTHONPATH": str(tools)} if tools else {})}
+    subprocess.run(command, check=True, env=environment)
 
 
 # --- what they are made from

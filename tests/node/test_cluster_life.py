@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from gristmill_testing.cluster import Cluster, KubectlError, eventually, must
-from gristmill_testing.cluster_fixtures import refuse_without_cluster
 from gristmill_testing.cluster_pods import pod
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Where a cluster of the test's own may be; it is taken down at the end."""
-    refuse_without_cluster()
+def folder(node_cluster: Cluster) -> Iterator[Path]:
+    """Where a cluster of the test's own may be, beside the session's; it is taken down at the end."""
     name = Path(f"/var/tmp/gml-{os.getpid()}")
     yield name
     Cluster(name).control("down")
@@ -76,7 +74,6 @@ def marked(environ: Path, folder: Path) -> bool:
         return False
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("level", ["control", "node"])
 def test_down_leaves_nothing(folder: Path, level: str) -> None:
     before = traces(folder)
@@ -94,7 +91,6 @@ def test_down_leaves_nothing(folder: Path, level: str) -> None:
     assert network not in networks()
 
 
-@pytest.mark.cluster
 def test_down_works_after_process_1_was_killed(folder: Path) -> None:
     before = traces(folder)
     cluster = up(folder, "control")
@@ -104,7 +100,6 @@ def test_down_works_after_process_1_was_killed(folder: Path) -> None:
     assert new_traces(folder, before) == {}
 
 
-@pytest.mark.cluster
 def test_down_leaves_a_folder_alone_that_is_no_cluster(folder: Path) -> None:
     folder.mkdir()
     (folder / "precious").touch()
@@ -114,7 +109,6 @@ def test_down_leaves_a_folder_alone_that_is_no_cluster(folder: Path) -> None:
     (folder / "precious").unlink()
 
 
-@pytest.mark.cluster
 def test_two_clusters_do_not_know_of_one_another(node_cluster: Cluster, folder: Path) -> None:
     other = up(folder, "control")
     other.kubectl("create", "namespace", "only-there")
@@ -123,9 +117,7 @@ def test_two_clusters_do_not_know_of_one_another(node_cluster: Cluster, folder: 
     node_cluster.wait_api()
 
 
-@pytest.mark.cluster
-def test_a_folder_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
-    refuse_without_cluster()
+def test_a_folder_too_long_for_sockets_is_refused(node_cluster: Cluster, tmp_path: Path) -> None:
     far = tmp_path / ("x" * 60)
     with pytest.raises(KubectlError, match="longer than 60 bytes"):
         Cluster(far).control("up", "--level", "control")

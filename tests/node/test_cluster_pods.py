@@ -212,8 +212,6 @@ def test_our_image_starts_by_its_digest_without_root_on_a_read_only_root(
     node_cluster: Cluster, namespace: str, part: str
 ) -> None:
     """`--help` comes from the part's own settings, so its module and packages are all there."""
-    if part == "operator" and not operator_starts():
-        pytest.skip("the operator has no entry point yet")
     restrict(node_cluster, namespace)
     image = node_cluster.image(part)
     assert re.fullmatch(rf"gristmill\.test/gristmill-{part}@sha256:[a-f0-9]{{64}}", image)
@@ -258,12 +256,6 @@ def test_our_images_hold_the_wheel_and_the_pinned_versions(
 def plain(name: str) -> str:
     """A package's name as indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def operator_starts() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("gristmill_operator.__main__") is not None
 
 
 def test_torch_and_transformers_come_by_a_read_only_volume(

@@ -5,6 +5,7 @@ The cluster itself is `tests/cluster`; this drives it by its commands. Nothing h
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -12,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
+from gristmill_testing.cluster_api import Api, ApiError, Resource
 
 Level = Literal["control", "node"]
 Json = dict[str, Any]
@@ -27,6 +30,7 @@ NODE = "n1"
 COMMAND_S = 30.0
 HELM_S = 120.0
 UP_S = 300.0
+NOT_FOUND = 404
 CLONE_NEWNET = 0x40000000
 
 
@@ -65,7 +69,7 @@ def must(argv: Sequence[str], *, stdin: str | None = None, timeout: float = COMM
     return answer.out
 
 
-def eventually(what: str, probe: Callable[[], Any], seconds: float = 30, every: float = 0.1) -> Any:
+def eventually(what: str, probe: Callable[[], Any], seconds: float = 30, every: float = 0.2) -> Any:
     """The first true value of `probe`; AssertionError, with the last value, when there is none in time."""
     deadline = time.monotonic() + seconds
     while True:
@@ -82,6 +86,7 @@ class Cluster:
     """A running cluster. Its state folder says everything about it."""
 
     folder: Path
+    _resources: dict[str, Resource] = field(default_factory=dict, repr=False, compare=False)
 
     # --- where it is
 
@@ -109,6 +114,12 @@ class Cluster:
         """The network namespace as a file to enter."""
         pid = (self.folder / "init.pid").read_text().split()[0]
         return Path(f"/proc/{pid}/ns/net")
+
+    @property
+    def api(self) -> Api:
+        return Api(
+            keys=self.folder / "pki", network=self.network, enter=self.enter, known=self._resources
+        )
 
     def enter(self) -> None:
         """Move this thread, and all that it starts from now on, into the cluster's network."""
@@ -215,24 +226,21 @@ class Cluster:
         ]
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Json:
-        place = [f"--namespace={namespace}"] if namespace else []
-        found: Json = json.loads(self.kubectl("get", kind, name, *place, "-o", "json"))
-        return found
+        """The object; ApiError where there is none."""
+        return self.api.get(kind, name, namespace)
 
     def find(self, kind: str, name: str, namespace: str | None = None) -> Json | None:
         """The object, or None."""
-        place = [f"--namespace={namespace}"] if namespace else []
-        text = self.kubectl("get", kind, name, *place, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
+        try:
+            return self.api.get(kind, name, namespace)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return None
 
     def objects(self, kind: str, namespace: str | None = None, selector: str = "") -> list[Json]:
         """All objects of a kind, of all namespaces where none is named."""
-        place = f"--namespace={namespace}" if namespace else "--all-namespaces"
-        chosen = [f"--selector={selector}"] if selector else []
-        items: list[Json] = json.loads(self.kubectl("get", kind, place, *chosen, "-o", "json"))[
-            "items"
-        ]
-        return items
+        return self.api.items(kind, namespace, selector)
 
     def delete(self, kind: str, name: str, namespace: str | None = None, *, wait: bool = False,
                timeout: float = COMMAND_S) -> None:  # fmt: skip
@@ -260,7 +268,8 @@ class Cluster:
 
         def probe() -> bool:
             nonlocal last
-            last = self.find(kind, name, namespace)
+            with contextlib.suppress(OSError):  # the API server may be on its way back
+                last = self.find(kind, name, namespace)
             return last is not None and condition(last, wanted) == status
 
         try:
@@ -280,9 +289,14 @@ class Cluster:
 
     def wait_api(self, seconds: float = 60) -> None:
         """Until the API server answers, after it was killed."""
-        eventually(
-            "the API answers", lambda: self.try_kubectl("get", "--raw=/readyz").code == 0, seconds
-        )
+        eventually("the API answers", self._answers, seconds)
+
+    def _answers(self) -> bool:
+        try:
+            self.api.read("/api")
+        except (OSError, ApiError):
+            return False
+        return True
 
     # --- pods
 
