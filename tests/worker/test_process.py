@@ -30,7 +30,7 @@ from gristmill_contracts.ids import TenantName
 from gristmill_contracts.operations import Forward, ForwardBackward, ForwardResult, SampleResult
 from gristmill_testing.bare_worker import BareWorker, UnixConnection
 from gristmill_testing.local_runner import datum, sample, step
-from gristmill_worker.__main__ import main
+from gristmill_worker.__main__ import LEFT_EARLY, main
 from gristmill_worker.engine import Engine
 from gristmill_worker.settings import WorkerSettings
 
@@ -281,6 +281,24 @@ def test_a_stopped_worker_loses_nothing_and_needs_no_replay(
     session.open(rank=4, alpha=8)
     assert session.applied == 2
     session.close()
+
+
+def test_a_worker_that_is_stopped_while_it_loads_torch_ends_at_once(
+    tmp_path: Path, llama_dir: Path
+) -> None:
+    """With its own exit status, so not by a default action, which process 1 of a container lacks."""
+    command = [sys.executable, "-X", "importtime", "-m", "gristmill_worker"]
+    process = subprocess.Popen(
+        command, env=environment(tmp_path, llama_dir), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "torch" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    process.stderr.close()
+    assert process.wait(30) == LEFT_EARLY
 
 
 def test_a_serving_worker_has_no_network(worker: Running) -> None:

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 START_FAILED: Final = 3
+LEFT_EARLY: Final = 128 + signal.SIGTERM
+"""Stopped before there was anything to stop."""
 KEEP_ALIVE_S: Final = 75
 """Longer than the meter's own idle limit: it closes its connections, never we while it sends."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 after a clean stop, 2 for bad settings, 3 if the socket cannot be opened."""
+    # As process 1 of a container we would ignore SIGTERM until torch and the server are there.
+    signal.signal(signal.SIGTERM, _leave)
     parser = argparse.ArgumentParser(
         prog="python -m gristmill_worker",
         description="Hold a base model and train and sample LoRA adapters over it.",
@@ -44,6 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
     # that other processes use too.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return _serve(settings)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(LEFT_EARLY)
 
 
 def _serve(settings: WorkerSettings) -> int:
