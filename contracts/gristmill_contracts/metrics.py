@@ -13,6 +13,8 @@ GATEWAY_REQUEST_SECONDS: Final = "gristmill_gateway_request_seconds"
 GATEWAY_OPEN_REQUESTS: Final = "gristmill_gateway_open_requests"
 GATEWAY_REFUSED_NUMBERS: Final = "gristmill_gateway_refused_numbers_total"
 GATEWAY_HELD_BODY_BYTES: Final = "gristmill_gateway_held_body_bytes"
+GATEWAY_HELD_SUBMITS: Final = "gristmill_gateway_held_submits"
+GATEWAY_WATCHES_AWAY: Final = "gristmill_gateway_watches_away"
 
 # --- meter ---------------------------------------------------------------------------------------
 

@@ -93,6 +93,7 @@ def make_gateway(
 ) -> Gateway:
     """key: what operation ids and page tokens are signed with, each with a key derived from it."""
     draining = asyncio.Event()
+    room = WaitingRoom(settings.submit_hold_s, draining)
     directory = Directory(store, None if cluster is None else cluster.tenancy)
     ledger = LedgerClient(http, settings.ledger_url, None if cluster is None else cluster.key)
     metrics = Metrics()
@@ -103,14 +104,14 @@ def make_gateway(
         meters=Meters(
             directory=directory,
             client=MeterClient(http),
-            room=WaitingRoom(settings.submit_hold_s, draining),
+            room=room,
         ),
         metrics=metrics,
         operation_key=derived_key(key, "operation-id"),
         token_key=derived_key(key, "page-token"),
         result_wait_s=settings.result_wait_s,
         access=OwnersAccess() if cluster is None else cluster.access,
-        stop_by_annotation=cluster is not None,
+        in_cluster=cluster is not None,
         draining=draining,
     )
     artifacts: ArtifactStore = (
@@ -131,7 +132,11 @@ def make_gateway(
         metrics=metrics,
         trust_forwarded_host=settings.trust_forwarded_host,
     )
-    metrics.watch(lambda: front.bodies.held_bytes)
+    metrics.watch(
+        held_body_bytes=lambda: front.bodies.held_bytes,
+        held_submits=lambda: room.total,
+        watches_away=lambda: 0 if cluster is None else len(cluster.away()),
+    )
     return Gateway(settings=settings, context=context, front=front, http=http, cluster=cluster)
 
 

@@ -42,9 +42,28 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, held_body_bytes: Callable[[], float]) -> None:
+        self.held_submits = Gauge(
+            names.GATEWAY_HELD_SUBMITS,
+            "Submits that wait for their session's pod",
+            registry=self.registry,
+        )
+        self.watches_away = Gauge(
+            names.GATEWAY_WATCHES_AWAY,
+            "Kinds of resources whose changes do not arrive just now",
+            registry=self.registry,
+        )
+
+    def watch(
+        self,
+        *,
+        held_body_bytes: Callable[[], float],
+        held_submits: Callable[[], float],
+        watches_away: Callable[[], float],
+    ) -> None:
         """Read gauges when they are scraped."""
         self.held_body_bytes.set_function(held_body_bytes)
+        self.held_submits.set_function(held_submits)
+        self.watches_away.set_function(watches_away)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

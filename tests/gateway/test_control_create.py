@@ -25,7 +25,7 @@ from gristmill_contracts.session import (
     TrainingSession,
     TrainingSessionSpec,
 )
-from gristmill_contracts.tenant import Tenant, TenantSpec
+from gristmill_contracts.tenant import EgressProfile, Tenant, TenantNetwork, TenantSpec
 from gristmill_gateway.object_names import object_name
 from gristmill_gateway.sagemaker import control
 from gristmill_testing.control_plane import (
@@ -361,3 +361,36 @@ async def test_a_held_create_ends_when_the_session_does(
     else:
         plane.store.delete(TrainingSession, "acme", "run-1")
     await asyncio.wait_for(call, 5)
+
+
+def tenant_with_profiles(plane: FakeContext, *names: str) -> None:
+    profiles = [EgressProfile(name=name, cidrs=["10.0.0.0/8"]) for name in names]
+    spec = TenantSpec(network=TenantNetwork(egress_profiles=profiles))
+    plane.store.create(Tenant(metadata=Metadata(name="acme", namespace=""), spec=spec))
+
+
+async def test_security_groups_are_the_tenants_egress_profiles_in_a_cluster(
+    plane: FakeContext,
+) -> None:
+    plane.in_cluster = True
+    tenant_with_profiles(plane, "hub", "wiki")
+    vpc = {"SecurityGroupIds": ["wiki"], "Subnets": ["a"]}
+    await create(plane, create_body("run-1", VpcConfig=vpc))
+    (session,) = stored(plane)
+    assert session.spec.egress_profiles == ["wiki"]
+    with pytest.raises(InvalidRequestError, match="'sg-1' is no egress profile"):
+        await create(plane, create_body("run-2", VpcConfig=vpc | {"SecurityGroupIds": ["sg-1"]}))
+    assert len(stored(plane)) == 1
+
+
+async def test_an_applied_session_is_attached_to_by_its_egress_profiles(plane: FakeContext) -> None:
+    plane.in_cluster = True
+    tenant_with_profiles(plane, "hub", "wiki")
+    vpc = {"SecurityGroupIds": ["wiki"], "Subnets": ["a"]}
+    await create(plane, create_body("run-1", VpcConfig=vpc))
+    (made,) = stored(plane)
+    meta = made.metadata.model_copy(update={"annotations": {}})
+    plane.store.update(made.model_copy(update={"metadata": meta}))
+    await create(plane, create_body("run-1", VpcConfig=vpc))
+    with pytest.raises(ConflictError, match="VpcConfig"):
+        await create(plane, create_body("run-1", VpcConfig=vpc | {"SecurityGroupIds": ["hub"]}))

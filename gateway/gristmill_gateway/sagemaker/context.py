@@ -29,7 +29,7 @@ class RuntimeContext:
     operation_key: bytes
     token_key: bytes
     access: Access = field(default_factory=OwnersAccess)
-    stop_by_annotation: bool = False
+    in_cluster: bool = False
     result_wait_s: float = limits.RESULT_WAIT_S_MAX
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -22,7 +22,14 @@ from gristmill_contracts.usage import Counts
 from gristmill_gateway import locations
 from gristmill_gateway.access import Verb
 from gristmill_gateway.object_names import object_name
-from gristmill_gateway.sagemaker import arns, control_pages, control_session, hub
+from gristmill_gateway.sagemaker import (
+    arns,
+    control_attach,
+    control_build,
+    control_pages,
+    control_session,
+    hub,
+)
 from gristmill_gateway.sagemaker.control_context import Caller, Context
 from gristmill_gateway.sagemaker.control_fields import check_tags, read_request
 from gristmill_gateway.sagemaker.control_validate import (
@@ -57,7 +64,10 @@ async def create_training_session(context: Context, caller: Caller, body: Body) 
         raise ForbiddenError(
             f"tenant {caller.tenant!r} is suspended: no session can be created until an operator lifts it"
         )
+    egress = control_build.egress_of(request, tenant) if context.in_cluster else []
     wanted = await _wanted_session(context, caller, request, namespace)
+    if egress:
+        wanted = control_build.with_egress(wanted, egress)
     session = await _create_or_attach(context, caller, wanted, default_bucket(tenant))
     await _hold_until_it_serves(context, session)
     return {"TrainingSessionArn": arns.session_arn(caller.scope, session_name(session))}
@@ -80,12 +90,12 @@ async def _wanted_session(
     base = arns.parse_base_model(request.model_config_.base_model_arn)
     model = hub.find_model(base, await list_models(context))
     if request.model_package_group_arn is None:
-        group = control_session.DEFAULT_GROUP
+        group = control_build.DEFAULT_GROUP
         await ensure_group(context, caller.tenant, group)
     else:
         group = arns.parse_group(request.model_package_group_arn, caller.scope.account_id)
         await require_group(context, caller.tenant, group)
-    return control_session.build_session(
+    return control_build.build_session(
         request,
         tenant=caller.tenant,
         namespace=namespace,
@@ -120,7 +130,7 @@ async def _create_or_attach(
             logger.info("session_created", extra=_extra(caller, created))
             return created
     view = await context.session_view(existing)
-    control_session.check_attach(existing, wanted, caller.scope.account_id, bucket, view)
+    control_attach.check_attach(existing, wanted, caller.scope.account_id, bucket, view)
     logger.info("session_attached", extra=_extra(caller, existing))
     return existing
 
@@ -210,7 +220,7 @@ async def stop_training_session(context: Context, caller: Caller, body: Body) ->
         status = control_session.reported_status(session, await context.session_view(session))
         control_session.check_stop(name, status)
         wish = control_session.with_stop_wish(
-            session, by_annotation=context.stop_by_annotation, now=datetime.now(UTC)
+            session, by_annotation=context.in_cluster, now=datetime.now(UTC)
         )
         try:
             await asyncio.to_thread(context.store.update, wish)

@@ -41,8 +41,8 @@ class Context(Protocol):
     @property
     def access(self) -> Access: ...
     @property
-    def stop_by_annotation(self) -> bool:
-        """A stop is asked for by annotation, not in the spec."""
+    def in_cluster(self) -> bool:
+        """Sessions are custom resources: there are networks to choose, and a stop is an annotation."""
         ...
 
     async def namespace(self, tenant: str) -> str:

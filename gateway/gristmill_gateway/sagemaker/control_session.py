@@ -10,31 +10,22 @@ from datetime import datetime
 from typing import Any, Final
 
 from gristmill_contracts import conditions, labels
-from gristmill_contracts.errors import ConflictError, InvalidRequestError
+from gristmill_contracts.errors import InvalidRequestError
 from gristmill_contracts.http import SessionView
-from gristmill_contracts.ids import SessionUid
-from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import (
-    BaseModelRef,
-    LoraSpec,
-    OutputSpec,
     State,
     TrainingSession,
-    TrainingSessionSpec,
 )
 from gristmill_contracts.usage import Counts
 from gristmill_gateway import locations
-from gristmill_gateway.object_names import object_name
 from gristmill_gateway.sagemaker import arns
 from gristmill_gateway.sagemaker.arns import Scope
 from gristmill_gateway.sagemaker.control_validate import (
-    CreateTrainingSession,
     KeptRequest,
     ListTrainingSessions,
 )
 from gristmill_sessions.identity import session_name
 
-DEFAULT_GROUP: Final = "sagemaker-default"
 ERROR_DETAILS_CHARS_MAX: Final = 1024
 DELETABLE: Final[frozenset[State]] = frozenset({"Stopped", "Failed", "Expired", "DeletionFailed"})
 STOPPABLE: Final[frozenset[State]] = frozenset(
@@ -48,123 +39,6 @@ Shape = dict[str, Any]  # Any: a shape of the service model as JSON
 def find_session(sessions: Iterable[TrainingSession], name: str) -> TrainingSession | None:
     """The session that is called so on this wire."""
     return next((session for session in sessions if session_name(session) == name), None)
-
-
-# --- create --------------------------------------------------------------------------------------
-
-
-def build_session(
-    request: CreateTrainingSession,
-    *,
-    tenant: str,
-    namespace: str,
-    model: str,
-    group: str,
-    uid: SessionUid,
-    token: str,
-) -> TrainingSession:
-    """The resource of a checked request. model, group: plain names. token: makes a resend the same."""
-    name = request.training_session_name
-    kept = KeptRequest(
-        ModelConfig=request.model_config_, VpcConfig=request.vpc_config, Tags=request.tags
-    )
-    annotations = {
-        labels.SESSION_ID: uid,
-        labels.CREATED_BY: labels.CREATED_BY_SAGEMAKER,
-        labels.SAGEMAKER_REQUEST: kept.model_dump_json(by_alias=True, exclude_none=True),
-    }
-    return TrainingSession(
-        metadata=Metadata(
-            name=object_name(name),
-            namespace=namespace,
-            labels={labels.TENANT: tenant},
-            annotations=annotations,
-        ),
-        spec=TrainingSessionSpec(
-            display_name=name,
-            client_token=token,
-            base_model_ref=BaseModelRef(name=model),
-            lora=LoraSpec(rank=request.lora_config.rank, alpha=request.lora_config.alpha),
-            output=OutputSpec(path=request.output_config.s3_location.path, checkpoint_group=group),
-            role_arn=request.role_arn,
-        ),
-    )
-
-
-def created_here(session: TrainingSession) -> bool:
-    return session.metadata.annotations.get(labels.CREATED_BY) == labels.CREATED_BY_SAGEMAKER
-
-
-def check_attach(
-    existing: TrainingSession,
-    wanted: TrainingSession,
-    account_id: str,
-    bucket: str,
-    view: SessionView | None,
-) -> None:
-    """Whether a create may have the session of that name. Raises ConflictError naming what is against it.
-
-    A create that the client sent again (same token) has the session it made. An applied session that
-    matches may be attached to while it received no operation: a new client counts from 1.
-    """
-    name = session_name(existing)
-    found = differences(existing, wanted, account_id, bucket)
-    if created_here(existing):
-        if (
-            existing.spec.client_token
-            and existing.spec.client_token == wanted.spec.client_token
-            and not found
-        ):
-            return
-        raise ConflictError(
-            f"Training session {name} already exists; choose another TrainingSessionName"
-        )
-    status = reported_status(existing, view)
-    if status not in ("Created", "Scheduled", "Running"):
-        raise ConflictError(
-            f"Training session {name} was applied and is {status}, so it cannot be attached to; "
-            "choose another TrainingSessionName"
-        )
-    if found:
-        raise ConflictError(
-            f"Training session {name} was applied with other values: {'; '.join(found)}; send the same "
-            "values to attach to it, or choose another TrainingSessionName"
-        )
-    if last_received(existing, view) > 0:
-        raise ConflictError(
-            f"Training session {name} has received operations up to sequence number "
-            f"{last_received(existing, view)}, and a new client would count from 1; choose another "
-            "TrainingSessionName"
-        )
-
-
-def differences(
-    applied: TrainingSession, wanted: TrainingSession, account_id: str, bucket: str
-) -> list[str]:
-    """Where a create disagrees with an applied session, as sentences; empty = it may attach.
-
-    An applied session that names no role agrees with any; its output path defaults as in `locations`.
-    """
-    name = session_name(applied)
-    pairs = [
-        ("base model", applied.spec.base_model_ref.name, wanted.spec.base_model_ref.name),
-        ("LoraConfig.Rank", applied.spec.lora.rank, wanted.spec.lora.rank),
-        ("LoraConfig.Alpha", applied.spec.lora.alpha, wanted.spec.lora.alpha),
-        (
-            "OutputConfig.S3Location.Path",
-            locations.session_output(applied.spec.output.path, name, account_id, bucket).uri,
-            locations.session_output(wanted.spec.output.path, name, account_id, bucket).uri,
-        ),
-        (
-            "model package group",
-            applied.spec.output.checkpoint_group,
-            wanted.spec.output.checkpoint_group,
-        ),
-        ("RoleArn", applied.spec.role_arn or wanted.spec.role_arn, wanted.spec.role_arn),
-        ("Tags", _request_of(applied).get("Tags", []), _request_of(wanted).get("Tags", [])),
-        ("VpcConfig", _request_of(applied).get("VpcConfig"), _request_of(wanted).get("VpcConfig")),
-    ]
-    return [f"{field} is {has!r}, not {asked!r}" for field, has, asked in pairs if has != asked]
 
 
 # --- status --------------------------------------------------------------------------------------
@@ -295,7 +169,7 @@ def describe(
     """TrainingSessionDetail. usage: exact settled tokens; None = unknown now, and then left out."""
     name = session_name(session)
     status = reported_status(session, view)
-    kept = _request_of(session)
+    kept = kept_request(session)
     spec = session.spec
     path = spec.output.path or locations.session_output("", name, scope.account_id, bucket).uri
     detail: Shape = {
@@ -377,7 +251,7 @@ def seconds(time_us: int) -> float:
     return round(time_us / 1e6, 3)
 
 
-def _request_of(session: TrainingSession) -> Shape:
+def kept_request(session: TrainingSession) -> Shape:
     """What a create sent. The annotation is anybody's to edit, so it may hold anything."""
     text = session.metadata.annotations.get(labels.SAGEMAKER_REQUEST, "")
     try:

@@ -46,7 +46,7 @@ class FakeContext:
     token_key: bytes = b"key"
     views: dict[str, SessionView] = field(default_factory=dict)
     access: Access = field(default_factory=OwnersAccess)
-    stop_by_annotation: bool = False
+    in_cluster: bool = False
 
     async def namespace(self, tenant: str) -> str:
         return tenant
@@ -56,9 +56,9 @@ class FakeContext:
 
 
 @asynccontextmanager
-async def running_control_plane(folder: Path) -> AsyncIterator[FakeContext]:
-    """A store with the base model `tiny`, and a ledger, for the length of the block."""
-    async with ledger_support.running_ledger(folder / "ledger") as admin:
+async def running_control_plane(folder: Path, **ledger: Any) -> AsyncIterator[FakeContext]:
+    """A store with the base model `tiny`, and a ledger with these settings, for the length of the block."""
+    async with ledger_support.running_ledger(folder / "ledger", **ledger) as admin:
         store = open_local_store(folder / "store.sqlite3")
         store.create(base_model("tiny"))
         client = LedgerClient(admin.http, admin.url)
