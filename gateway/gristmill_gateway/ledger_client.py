@@ -12,6 +12,8 @@ from gristmill_contracts import secrets
 from gristmill_contracts.errors import GristmillError, UnavailableError, error_from
 from gristmill_contracts.http import (
     CONTENT_TYPE,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
     SERVICE_HEADER,
     Checkpoint,
     CheckpointGroup,
@@ -41,7 +43,11 @@ class LedgerClient:
         """cluster_key: of a cluster, whose ledger asks its callers for their secret."""
         self._http = http_session
         self._base_url = base_url.rstrip("/")
-        self._headers = {"Content-Type": CONTENT_TYPE, **service_headers(cluster_key)}
+        self._headers = {
+            "Content-Type": CONTENT_TYPE,
+            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
+            **service_headers(cluster_key),
+        }
 
     async def put_tenant(self, tenant: str) -> TenantAccount:
         """The tenant's account; the first call allocates its 12-digit id."""
@@ -156,6 +162,11 @@ def _reported(path: str, status: int, answer: bytes) -> GristmillError:
         problem: Problem = decode(answer, type=Problem)
     except msgspec.DecodeError as error:
         return _nonsense(path, f"status {status}: {error}")
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        # It is about us, and no client can do anything about it.
+        return UnavailableError(
+            f"the ledger refuses this gateway on {path}: {problem.message}; both must have one cluster key"
+        )
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return UnavailableError(f"the ledger failed on {path}: {problem.message}")
     return error_from(problem.code, problem.message)
