@@ -19,6 +19,7 @@ from gristmill_contracts.http import (
 from gristmill_contracts.units import now_us
 from gristmill_ledger import checks, schema
 from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.producers import owning_attempt
 from gristmill_ledger.registry import require_found, session_tenant
 
 Order = Literal["asc", "desc"]
@@ -98,10 +99,7 @@ def _check_owner(connection: Connection, request: RegisterCheckpoint, attempt: i
         raise ConflictError(
             f"session {request.session} belongs to tenant {tenant}, not {request.tenant}"
         )
-    table = schema.producer.c
-    owner = connection.execute(
-        select(table.attempt).where(table.producer == request.session)
-    ).scalar_one_or_none()
+    owner = owning_attempt(connection, request.session)
     if attempt is not None and owner is not None and attempt < owner:
         raise FencedError(
             f"attempt {attempt} of session {request.session} saves a checkpoint, but attempt {owner} "
@@ -142,6 +140,18 @@ def _find(connection: Connection, checkpoint_id: str) -> Checkpoint | None:
         _listing().where(schema.checkpoint.c.id == checkpoint_id)
     ).one_or_none()
     return None if row is None else _checkpoint(row)
+
+
+def holds_path(connection: Connection, path: str) -> bool:
+    """Whether a file belongs to a registered checkpoint. `path` begins with the tenant's name."""
+    names = path.split("/")[:-1]
+    folders = ["/".join(names[:end]) for end in range(1, len(names) + 1)]
+    table = schema.checkpoint.c
+    # A checkpoint's folder is called by its id: the key finds it without an index of paths.
+    found = connection.execute(
+        select(table.id).where(table.id.in_(names), table.path.in_(folders)).limit(1)
+    ).scalar_one_or_none()
+    return found is not None
 
 
 def get_checkpoint(connection: Connection, tenant: str, group: str, version: int) -> Checkpoint:

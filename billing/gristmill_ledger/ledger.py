@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, select
 from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.http import Heartbeat, HeartbeatPage
 from gristmill_ledger import schema
+from gristmill_ledger.artifacts import ArtifactStore
 from gristmill_ledger.auth import read_cluster_key
 from gristmill_ledger.database import Database, open_engine
 from gristmill_ledger.directives import answer_heartbeats
@@ -33,6 +34,10 @@ class Ledger:
         self.database: Database
         self.cluster_key: bytes | None = None
         """With one, every call is authenticated. Read by `open`."""
+        self.artifacts: ArtifactStore | None = None
+        """None = checkpoints lie in a folder that all parts share."""
+        self.uploads = 0
+        """Artifacts that are on their way in."""
         self.stopping = False
         """Told to end: still serving, and no longer ready."""
         self.polls_held = 0
@@ -45,6 +50,11 @@ class Ledger:
         settings = self.settings
         if settings.cluster_key_file is not None:
             self.cluster_key = read_cluster_key(settings.cluster_key_file)
+        if settings.artifacts_dir is not None:
+            self.artifacts = ArtifactStore(
+                root=settings.artifacts_dir, free_bytes_min=settings.artifacts_free_bytes_min
+            )
+            await asyncio.to_thread(self.artifacts.open)
         engine = open_engine(
             settings.url,
             busy_timeout_s=settings.busy_timeout_s,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from gristmill_contracts.cluster_http import UsageGap
 from gristmill_contracts.errors import ConflictError, FencedError
@@ -85,6 +85,14 @@ def register_producer(connection: Connection, request: RegisterProducer) -> Regi
         cursor=ProducerCursor(producer=request.producer, acked_seq=state.acked_seq),
         log_lost=log_lost,
     )
+
+
+def owning_attempt(connection: Connection, uid: str) -> int | None:
+    """The newest attempt of a session that has registered; None = none has."""
+    table = schema.producer.c
+    return connection.execute(
+        select(table.attempt).where(table.producer == uid)
+    ).scalar_one_or_none()
 
 
 def _record_loss(connection: Connection, request: RegisterProducer, acked_seq: int) -> None:

@@ -118,8 +118,10 @@ async def put_prices(request: Request, name: str) -> Response:
     return answer(Empty())
 
 
-def read_parameters(request: Request, known: tuple[str, ...]) -> dict[str, str]:
-    """The query string, each parameter known and given once."""
+def read_parameters(
+    request: Request, known: tuple[str, ...], *, empty: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """The query string, each parameter known and given once. `empty`: those that may be so."""
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
@@ -128,7 +130,7 @@ def read_parameters(request: Request, known: tuple[str, ...]) -> dict[str, str]:
             )
         if name in given:
             raise InvalidRequestError(f"parameter {name!r} is given twice; give it once")
-        given[name] = checks.text(name, value)
+        given[name] = checks.text(name, value, empty=name in empty)
     return given
 
 
