@@ -2,8 +2,8 @@
 
 import pytest
 
-from gristmill_testing.cluster import NODE, Cluster, eventually
-from gristmill_testing.cluster_pods import connections, ended, pod
+from gristmill_testing.cluster import NODE, Cluster, Json, eventually
+from gristmill_testing.cluster_pods import connections, ended, hardened, pod
 
 SLEEP = ("-c", "import time; time.sleep(3600)")
 OUTSIDE = ("203.0.113.10", 80)
@@ -35,6 +35,27 @@ def test_a_killed_component_comes_back_and_pods_run_on(
     assert now["status"]["containerStatuses"][0]["restartCount"] == 0
     eventually("the network works", lambda: connections(
         node_cluster, namespace, "before", OUTSIDE) == {"203.0.113.10:80": "open"})  # fmt: skip
+
+
+def test_a_killed_container_ends_its_pod_and_a_killed_sidecar_is_started_again(
+    node_cluster: Cluster, namespace: str
+) -> None:
+    sidecar = hardened("sidecar", *SLEEP, restartPolicy="Always")
+    node_cluster.apply(pod("p", *SLEEP, initContainers=[sidecar]), namespace=namespace)
+    node_cluster.wait_condition("pod", "p", "Ready", namespace)
+
+    def status() -> Json:
+        found: Json = node_cluster.get("pod", "p", namespace)["status"]
+        return found
+
+    node_cluster.kill_container(namespace, "p", "sidecar")
+    eventually(
+        "the sidecar is back", lambda: status()["initContainerStatuses"][0]["restartCount"] == 1
+    )
+    assert status()["phase"] == "Running"
+    node_cluster.kill_container(namespace, "p", "c")
+    eventually("the pod has failed", lambda: status()["phase"] == "Failed")
+    assert status()["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
 
 
 def test_a_node_without_kubelet_is_lost_and_its_containers_run_on(

@@ -322,6 +322,18 @@ class Cluster:
         ip: str = self.get("pod", pod, namespace)["status"]["podIP"]
         return ip
 
+    def kill_container(
+        self, namespace: str, pod: str, container: str, signal: str = "SIGKILL"
+    ) -> None:
+        """Signal the first process of a container, past the kubelet: what a crash or the OOM killer does."""
+        status = self.get("pod", pod, namespace)["status"]
+        all_of_them = [
+            *status.get("initContainerStatuses", []),
+            *status.get("containerStatuses", []),
+        ]
+        ids = {item["name"]: item.get("containerID", "") for item in all_of_them}
+        self.control("ctr", "tasks", "kill", "--signal", signal, ids[container].rpartition("/")[2])
+
     def follow_logs(self, namespace: str, pod: str) -> Callable[[], str]:
         """Follow the logs of all containers from their start; the result waits for the pod's end and is all of them."""
         argv = self._kubectl(["logs", f"-n{namespace}", pod, "--all-containers", "--follow"])
