@@ -18,7 +18,6 @@ NODE_VALUES: dict[str, Any] = {
     "meter.cpu": "50m",
     "meter.memory": "256Mi",
     "global.imageRegistry": "gristmill.test",
-    "image.tag": "dev",
     "networkPolicy.apiServer.cidrs": ["172.30.0.2/32"],
     "gateway.leaveSeconds": 5,
     "gateway.shutdownSeconds": 5,
@@ -33,16 +32,19 @@ def install(
     cluster.helm(
         "upgrade", "--install", "gristmill", str(CHART), f"-n{NAMESPACE}", "--create-namespace",
         "--take-ownership", "--force-conflicts", "--wait", f"--timeout={wait_s}s",
-        *arguments_of({**NODE_VALUES, "meter.image.digest": digest(cluster, "meter"), **(values or {})}),
+        *arguments_of({**NODE_VALUES, **digests(cluster), **(values or {})}),
         timeout=wait_s + 30,
     )  # fmt: skip
     for kind in KINDS:
         cluster.wait_condition("crd", f"{kind}.gristmill.dev", "Established")
 
 
-def digest(cluster: Cluster, part: str) -> str:
-    """Digest of our image of a part, as the node has it."""
-    return cluster.image(part).partition("@")[2]
+def digests(cluster: Cluster) -> dict[str, str]:
+    """The images that the node has now, pinned: an upgrade after new ones were loaded rolls the pods."""
+    return {
+        f"{part}.image.digest": cluster.image(part).partition("@")[2]
+        for part in ("operator", "gateway", "ledger", "meter")
+    }
 
 
 def try_uninstall(cluster: Cluster, *more: str) -> Answer:
