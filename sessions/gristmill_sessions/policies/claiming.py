@@ -6,7 +6,7 @@ from gristmill_contracts import conditions, labels
 from gristmill_contracts.conditions import condition
 from gristmill_contracts.resources import Condition
 from gristmill_contracts.session import QueueStatus, WorkersStatus
-from gristmill_sessions.attempts import cluster_of, ranks
+from gristmill_sessions.attempts import cluster_of, is_started, ranks
 from gristmill_sessions.cluster import ModelView, TenantView
 from gristmill_sessions.observed import Adopt, Observed, Plan, Register
 
@@ -35,7 +35,7 @@ def acceptance(observed: Observed) -> Plan | None:
         return None
     return Plan(
         policy="acceptance",
-        conditions=(condition(conditions.ACCEPTED, False, *found), *not_started()),
+        conditions=(condition(conditions.ACCEPTED, False, *found), *not_started(observed)),
         status={"queue": None},
     )
 
@@ -127,7 +127,7 @@ def registration(observed: Observed) -> Plan | None:
     return Plan(
         policy="registration",
         actions=(Register(),),
-        conditions=(_accepted(), registering, *not_started()),
+        conditions=(_accepted(), registering, *not_started(observed)),
         more=True,
     )
 
@@ -159,7 +159,7 @@ def claim(observed: Observed) -> Plan | None:
                 "Creating",
                 f"{count} pods of attempt {attempt} are being made",
             ),
-            *not_started(),
+            *not_started(observed),
         ),
         status=status,
     )
@@ -197,7 +197,7 @@ def _not_yet(observed: Observed) -> Plan | None:
             _accepted(),
             _registered(),
             condition(conditions.QUOTA_RESERVED, False, reason, message),
-            *not_started(),
+            *not_started(observed),
         ),
         status={"queue": queue},
         again_at_us=None if cluster.ledger_read else observed.now_us + ASK_AGAIN_S * 1_000_000,
@@ -215,7 +215,10 @@ def standing() -> tuple[Condition, ...]:
     return _accepted(), _registered(), reserved
 
 
-def not_started() -> tuple[Condition, ...]:
+def not_started(observed: Observed) -> tuple[Condition, ...]:
+    """Of one that never served. Started is for good, whatever else was lost of the status."""
+    if is_started(observed):
+        return ()
     waits = "the session has not started yet; the other conditions say what it waits for"
     return (
         condition(conditions.STARTED, False, "NotStarted", waits),

@@ -56,9 +56,8 @@ def _starting(observed: Observed) -> Plan:
         reason, pod = found
         message = about(observed, pod, reason) + _next(observed, reason, pod)
     kind = "NoCapacity" if reason in NO_CAPACITY else "Recovering"
-    notes = recovering(observed, kind, f"{progress_line(observed)}: {message}")
-    if not is_started(observed):
-        notes = not_started()
+    line = f"{progress_line(observed)}: {message}"
+    notes = (*not_started(observed), *recovering(observed, kind, line))
     return Plan(
         policy="running",
         conditions=(*standing(), condition(conditions.PODS_READY, False, reason, message), *notes),

@@ -10,8 +10,10 @@ from gristmill_sessions.cluster import Cluster, DrainJob, ModelView, Pod, Tenant
 from gristmill_sessions.observed import Observed
 from gristmill_testing.worlds import CREATED_US, NOW_US, UID, beat, condition, observed, session
 
-STARTED = condition("Started", message="the session has served")
-REGISTERED = condition("LedgerRegistered", message="the ledger knows whom to bill")
+STARTED = condition("Started", message="the session has served", observed_generation=1)
+REGISTERED = condition(
+    "LedgerRegistered", message="the ledger knows whom to bill", observed_generation=1
+)
 PINS = PinnedStatus(image="worker@2", meter_image="meter@2", template_hash="new")
 TENANT = TenantView(name="acme")
 BOUND = Volume(found=True, owned=True)
