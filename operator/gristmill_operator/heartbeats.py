@@ -19,7 +19,9 @@ logger = logging.getLogger(__name__)
 KEPT_MAX: Final = 50_000
 """The ledger also tells of sessions that are long gone: the oldest are forgotten."""
 PAUSE_S: Final = 0.1
-"""Between two polls: many sessions beat, and each poll takes all that came meanwhile."""
+PAUSE_PER_BEAT_S: Final = 0.01
+PAUSE_S_MAX: Final = 1.0
+"""Between two polls: where many sessions beat, each poll takes all that came meanwhile."""
 RETRY_FIRST_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
 
@@ -40,6 +42,8 @@ class HeartbeatStream:
     told: Told
     ready: Callable[[], None] = lambda: None
     """Told once, when it has caught up."""
+    hurried: Callable[[], bool] = lambda: False
+    """Somebody may wait for the next heartbeat: pause no longer than PAUSE_S."""
     clock: Callable[[], float] = time.monotonic
     ledger_answers: bool = False
     caught_up: bool = False
@@ -63,7 +67,7 @@ class HeartbeatStream:
         pause_s = RETRY_FIRST_S
         while True:
             try:
-                full = await self.poll()
+                beats = await self.poll()
             except GristmillError as error:
                 if self.ledger_answers or pause_s == RETRY_FIRST_S:
                     logger.warning("ledger_away", extra={"error": error.message})
@@ -72,10 +76,10 @@ class HeartbeatStream:
                 pause_s = min(RETRY_MAX_S, pause_s * 2)
                 continue
             self.ledger_answers, pause_s = True, RETRY_FIRST_S
-            await asyncio.sleep(0 if full else PAUSE_S)
+            await asyncio.sleep(self._pause_s(beats))
 
-    async def poll(self) -> bool:
-        """One page. True if there is most likely more."""
+    async def poll(self) -> int:
+        """Take one page. Returns how many heartbeats it had."""
         wait_s = BEAT_WAIT_S if self.caught_up else 0.0
         page = await self.source.heartbeats(self._cursor, wait_s)
         if page.cursor < self._cursor:
@@ -95,7 +99,13 @@ class HeartbeatStream:
         if not full and not self.caught_up:
             self.caught_up = True
             self.ready()
-        return full
+        return len(page.heartbeats)
+
+    def _pause_s(self, beats: int) -> float:
+        if beats >= limits.HEARTBEAT_PAGE_MAX:
+            return 0.0
+        longest_s = PAUSE_S if self.hurried() else PAUSE_S_MAX
+        return min(longest_s, PAUSE_PER_BEAT_S * beats)
 
 
 def is_news(before: Heartbeat | None, beat: Heartbeat) -> bool:

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import aiohttp
 
@@ -19,7 +21,7 @@ from gristmill_operator.cluster import CachedCluster
 from gristmill_operator.cluster_key import ensure_key
 from gristmill_operator.expectations import Expectations
 from gristmill_operator.heartbeats import HeartbeatStream, informs, is_news
-from gristmill_operator.kinds import SESSIONS, Kind
+from gristmill_operator.kinds import CHILDREN, SESSIONS, Kind
 from gristmill_operator.lease import Elector
 from gristmill_operator.ledger import SERVICE, LedgerClient
 from gristmill_operator.metrics import Metrics, Snapshot
@@ -34,7 +36,9 @@ from gristmill_operator.workers import Resync, Workers
 
 logger = logging.getLogger(__name__)
 
-INFORM_S_MIN = 1.0
+INFORM_S_MIN: Final = 1.0
+BUSY_S: Final = 10.0
+FLUSH_ABANDONED: Final = "UsageFlushAbandoned"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,8 +48,17 @@ class SessionIndex:
     keys: dict[SessionUid, Key] = field(default_factory=dict)
     gone: Callable[[str], None] = lambda uid: None
     """Told of the uid of each session resource that is gone."""
+    clock: Callable[[], float] = time.monotonic
+    changed_at: float = float("-inf")
+    """When a session or a child of one last changed."""
+
+    @property
+    def busy(self) -> bool:
+        return self.clock() - self.changed_at < BUSY_S
 
     def take(self, kind: Kind, before: Json | None, after: Json | None) -> None:
+        if kind == SESSIONS or kind in CHILDREN:
+            self.changed_at = self.clock()
         if kind != SESSIONS:
             return
         if after is not None:
@@ -88,7 +101,12 @@ class Leader:
         key = await ensure_key(self.client, settings.system_namespace, settings.cluster_key_file)
         secret = service_secret(key, SERVICE)
         ledger = LedgerClient(http, settings.ledger_url, lambda: secret)
-        heartbeats = HeartbeatStream(source=ledger, told=self._beat, ready=self._all_again)
+        heartbeats = HeartbeatStream(
+            source=ledger,
+            told=self._beat,
+            ready=self._all_again,
+            hurried=lambda: self.index.busy,
+        )
         recorder = EventRecorder(
             api=self.event_client,
             instance=self.elector.identity,
@@ -130,6 +148,7 @@ class Leader:
             recorder=recorder,
             budget=self.budget,
             changed=self._changed,
+            announced=self._announced,
             wrote=lambda informative: metrics.status_writes.labels(str(informative).lower()).inc(),
         )
 
@@ -144,6 +163,10 @@ class Leader:
             finished=finished,
             waited=metrics.queue_wait_seconds.observe,
         )
+
+    def _announced(self, reason: str) -> None:
+        if reason == FLUSH_ABANDONED:
+            self.metrics.flush_abandoned.inc()
 
     def _all_again(self) -> None:
         for key in all_keys(self.intake.cache):

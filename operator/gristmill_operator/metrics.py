@@ -65,6 +65,9 @@ class Metrics:
         self.events_dropped = self._counter(
             names.OPERATOR_EVENTS_DROPPED, "Events for users that were not posted"
         )
+        self.flush_abandoned = self._counter(
+            names.OPERATOR_FLUSH_ABANDONED, "Deleted sessions whose usage was given up, as a gap"
+        )
         self.start_seconds = Histogram(
             names.OPERATOR_START_SECONDS,
             "Time from a session's creation until it first serves",

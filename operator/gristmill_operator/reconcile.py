@@ -15,6 +15,7 @@ from gristmill_contracts.errors import (
     GristmillError,
     InvalidRequestError,
     NotFoundError,
+    UnavailableError,
 )
 from gristmill_contracts.resources import Condition
 from gristmill_contracts.session import TrainingSession, TrainingSessionStatus
@@ -33,7 +34,8 @@ from gristmill_sessions.planner import INFORMATIVE, make_plan, next_status
 logger = logging.getLogger(__name__)
 
 STEPS_MAX: Final = 16
-"""Plans of one session in one pass: more than any life needs, fewer than for ever."""
+"""Plans of one session in one pass: more than any life needs, fewer than for ever. One that needs more is
+undone by somebody as fast as it is done, and comes again with pauses."""
 UNSETTLED_S: Final = 0.5
 SOON_S: Final = 0.05
 NOT_UNDERSTOOD: Final = "NotUnderstood"
@@ -66,6 +68,8 @@ class SessionReconciler:
     plan: Callable[[Observed], Plan] = make_plan
     announce: Announce = events_of
     changed: Changed = lambda body, before, after: None
+    announced: Callable[[str], None] = lambda reason: None
+    """Told of the reason of each Event."""
     wrote: Callable[[bool], None] = lambda informative: None
     """Told of each status write: whether it only informed."""
     clock_us: Callable[[], int] = now_us
@@ -135,8 +139,9 @@ class SessionReconciler:
             if self.cluster.expectations.unseen((key.namespace, key.name)):
                 return UNSETTLED_S
             session = session_from(self._body(key) or body)
-        logger.warning("session_restless", extra={"namespace": key.namespace, "session": key.name})
-        return 1.0
+        raise StepFailedError(
+            UnavailableError(f"{key.namespace}/{key.name} found no rest in {STEPS_MAX} steps")
+        )
 
     async def _carry_out(self, key: Key, observed: Observed, plan: Plan) -> Exception | None:
         """The error that an action ended with. A stale resource, or lost leadership, is raised."""
@@ -206,6 +211,7 @@ class SessionReconciler:
                 action=_camel(plan.policy),
                 related=self._pod(body, each.pod),
             )
+            self.announced(each.reason)
         self.changed(body, before, after)
 
     async def _refuse(self, body: Json, error: InvalidRequestError) -> None:

@@ -91,7 +91,7 @@ def _watch(registry: kopf.OperatorRegistry, told: News, kind: Kind) -> None:
 
 
 def make_settings(*, initial_streaming: bool, exit_timeout_s: float) -> kopf.OperatorSettings:
-    """For production; the reasons stand in the decisions' record on watching."""
+    """For production; docs/decisions/0014-kopf-watches-and-nothing-else.md has the reasons."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True

@@ -131,7 +131,8 @@ async def test_a_list_is_read_in_pages_and_only_of_what_is_ours(
 
 
 async def test_a_read_is_tried_again_and_a_write_is_not(server: Server, client: ApiClient) -> None:
-    server.answers += [status(429, "TooManyRequests", "busy", **{"Retry-After": "0"})] * 2
+    for _ in range(2):
+        server.answers.append(status(429, "TooManyRequests", "busy", **{"Retry-After": "0"}))
     await client.get(NODES, "", "n")
     assert len(server.asked) == 3
     server.answers += [status(429, "TooManyRequests", "busy", **{"Retry-After": "3"})]

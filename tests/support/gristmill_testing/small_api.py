@@ -70,8 +70,10 @@ class SmallApi:
             wanted = (patch.get("metadata") or {}).get("resourceVersion")
             if wanted not in (None, body["metadata"]["resourceVersion"]):
                 raise ConflictError(f"{name} has been modified")
-            changes = {part: each for part, each in patch.items() if part != "metadata"}
-            return self.put(kind, _merged(body, changes))
+            marks = {
+                k: v for k, v in (patch.get("metadata") or {}).items() if k != "resourceVersion"
+            }
+            return self.put(kind, _merged(body, {**patch, "metadata": marks}))
 
     async def delete(
         self,
