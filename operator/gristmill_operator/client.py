@@ -1,13 +1,13 @@
 """The operator's own client of the API server: few connections, a bounded rate, typed errors."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import aiohttp
+import msgspec
 
 from gristmill_contracts import labels
 from gristmill_contracts.errors import (
@@ -242,7 +242,7 @@ class ApiClient:
             async with self.http.request(
                 method,
                 self.server + path,
-                data=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
+                data=None if body is None else msgspec.json.encode(body),
                 params=parameters,
                 headers={"Content-Type": content, "Accept": accept},
                 timeout=aiohttp.ClientTimeout(total=min(self.timeout_s, room_s)),
@@ -254,9 +254,9 @@ class ApiClient:
                     raise problem_of(
                         what, response.status, answer, response.headers.get("Retry-After")
                     )
-                parsed: Json = json.loads(answer)
+                parsed: Json = msgspec.json.decode(answer)
                 return parsed
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
             raise UnavailableError(
                 f"the API server did not answer, or not in full, to {what} "
                 f"({type(error).__name__}); it is tried again"
