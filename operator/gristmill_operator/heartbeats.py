@@ -128,4 +128,4 @@ def _essence(beat: Heartbeat) -> tuple[object, ...]:
 
 def _numbers(beat: Heartbeat) -> tuple[object, ...]:
     view = beat.view
-    return (view.counts, view.last_received_number, view.last_activity_us)
+    return (view.counts, view.last_received_number, view.last_activity_us, beat.cost)

@@ -36,7 +36,8 @@ from gristmill_operator.workers import Resync, Workers
 
 logger = logging.getLogger(__name__)
 
-INFORM_S_MIN: Final = 1.0
+INFORM_S_MIN: Final = 3.0
+"""After the first news of tokens: what they cost is told a heartbeat later."""
 BUSY_S: Final = 10.0
 FLUSH_ABANDONED: Final = "UsageFlushAbandoned"
 
