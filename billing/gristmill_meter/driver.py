@@ -10,6 +10,7 @@ from gristmill_contracts import limits
 from gristmill_contracts.errors import FencedError, GristmillError, OperationFailedError
 from gristmill_contracts.http import Assignment, Heartbeat, StreamChunk, Submit
 from gristmill_meter import frames
+from gristmill_meter.artifacts import Artifacts
 from gristmill_meter.decisions import (
     gap_overdue,
     next_train,
@@ -22,6 +23,7 @@ from gristmill_meter.ports import Ledger, Worker
 from gristmill_meter.poster import Poster
 from gristmill_meter.sampler import Sampler
 from gristmill_meter.session import SKIP_BATCH_MAX, Session
+from gristmill_meter.shared_folder import SharedFolder
 from gristmill_meter.state import blob_is_needed, forget_results, trim_results
 from gristmill_meter.streams import TokenStream, check_streamable
 from gristmill_meter.trainer import Trainer
@@ -315,8 +317,11 @@ class Driver:
 
 def make_driver(session: Session, worker: Worker, ledger: Ledger) -> Driver:
     """Wire the parts of one session. Nothing starts."""
-    link = WorkerLink(session=session, worker=worker)
-    execution = Execution(session=session, link=link, ledger=ledger)
+    root = session.settings.artifacts_dir
+    shared = None if root is None else SharedFolder(root=root)
+    artifacts = Artifacts(session=session, ledger=ledger, shared=shared)
+    link = WorkerLink(session=session, worker=worker, artifacts=artifacts)
+    execution = Execution(session=session, link=link, ledger=ledger, artifacts=artifacts)
     return Driver(
         session=session,
         worker=worker,

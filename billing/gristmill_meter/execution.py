@@ -30,6 +30,7 @@ from gristmill_contracts.operations import (
     count_result,
 )
 from gristmill_meter import frames
+from gristmill_meter.artifacts import Artifacts
 from gristmill_meter.link import WorkerLink
 from gristmill_meter.ports import ExecuteCall, Ledger, LedgerAwayError, WorkerLostError
 from gristmill_meter.pulse import backoff
@@ -51,6 +52,7 @@ class Execution:
     session: Session
     link: WorkerLink
     ledger: Ledger
+    artifacts: Artifacts
 
     async def run(self, record: Record, index: int) -> None:
         """Run until a RESULT or FAILED frame is written. Skipped instead where the session is over."""
@@ -81,6 +83,13 @@ class Execution:
         call = ExecuteCall(
             index=index, op_id=str(session.state.op_id(record)), operation=msgspec.Raw(content)
         )
+        try:
+            await self.artifacts.prepare(record.kind, content)
+        except SessionOverError:
+            raise
+        except GristmillError as error:
+            self._failed(record, _problem(error), 0, 0, started_us)
+            return
         losses = busy = 0
         while True:
             generation = await self.link.ensure()
@@ -171,7 +180,7 @@ class Execution:
     async def _register(
         self, record: Record, operation: Operation | None, saved: SaveResult
     ) -> SaveResult:
-        """Make the checkpoint known to the ledger; idempotent by its id, tried until it answers."""
+        """Have the ledger keep the checkpoint and know it; idempotent by its id, tried until it answers."""
         session, a = self.session, self.session.assignment
         description = ""
         if isinstance(operation, SaveWeights | SaveState):
@@ -194,6 +203,7 @@ class Execution:
         attempt = 0
         while True:
             try:
+                await self.artifacts.upload(saved)
                 known = await self.ledger.register_checkpoint(request, a.attempt)
             except LedgerAwayError:
                 if session.failed:

@@ -1,12 +1,17 @@
 """The ledger over HTTP."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from yarl import URL
 
-from gristmill_contracts.cluster_http import HeartbeatAnswer
+from gristmill_contracts import limits
+from gristmill_contracts.cluster_http import ArtifactInfo, ArtifactPage, HeartbeatAnswer
 from gristmill_contracts.errors import InvalidRequestError, error_from
 from gristmill_contracts.http import (
     ATTEMPT_HEADER,
@@ -14,6 +19,7 @@ from gristmill_contracts.http import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     SESSION_HEADER,
+    SHA256_HEADER,
     Checkpoint,
     Heartbeat,
     Problem,
@@ -22,11 +28,13 @@ from gristmill_contracts.http import (
     RegisterProducer,
     UsageBatch,
 )
-from gristmill_meter.ports import LedgerAwayError, SequenceGapError
+from gristmill_meter.ports import LedgerAwayError, Owner, SequenceGapError
 
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 15.0
+ARTIFACT_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
+"""A file takes as long as it takes; silence does not. The ledger syncs a file before it answers."""
 _AWAY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -80,6 +88,69 @@ class LedgerClient:
         headers = self.headers(first.uid, first.attempt)
         return await self._post("/v1/heartbeats", heartbeats, HeartbeatAnswer, headers)
 
+    async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
+        async with self._artifact("HEAD", owner, key) as response:
+            if response.status == 404:
+                return None
+            if response.status >= 400:
+                raise LedgerAwayError(
+                    f"the ledger at {self.base_url} answered {response.status} about artifact {key}"
+                )
+            return response.headers.get(SHA256_HEADER)
+
+    async def put_artifact(self, owner: Owner, key: str, file: BinaryIO, sha256: str) -> None:
+        async with self._artifact("PUT", owner, key, file, {SHA256_HEADER: sha256}) as response:
+            await self._check(response)
+
+    async def list_artifacts(self, owner: Owner, prefix: str) -> list[ArtifactInfo]:
+        found: list[ArtifactInfo] = []
+        after: str | None = ""
+        while after is not None and len(found) <= limits.ARTIFACT_FILES_MAX:
+            query = f"?prefix={quote(prefix, safe='')}&after={quote(after, safe='')}"
+            async with self._artifact("GET", owner, query) as response:
+                await self._check(response)
+                page = msgspec.msgpack.decode(await response.read(), type=ArtifactPage)
+            found += page.artifacts
+            after = page.next_after
+        return found
+
+    async def read_artifact(self, owner: Owner, key: str) -> AsyncIterator[bytes]:
+        async with self._artifact("GET", owner, key) as response:
+            await self._check(response)
+            async for chunk in response.content.iter_chunked(limits.ARTIFACT_CHUNK_BYTES):
+                yield chunk
+
+    @asynccontextmanager
+    async def _artifact(
+        self,
+        method: str,
+        owner: Owner,
+        key: str,
+        file: BinaryIO | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A call about one file, or about a list where `key` is a query string."""
+        path = key if key.startswith("?") else "/" + quote(key, safe="/")
+        url = URL(f"{self.base_url}/v1/artifacts/{owner.tenant}{path}", encoded=True)
+        own = self.headers(owner.session, owner.attempt) | (headers or {})
+        try:
+            async with self._http.request(
+                method, url, data=file, headers=own, timeout=ARTIFACT_TIMEOUT
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise away(self.base_url, error) from error
+
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        if response.status >= 400:
+            raise error_of(await response.read(), response.status, self.base_url)
+
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        if self.http is None:
+            raise RuntimeError("the ledger client was used before open()")
+        return self.http
+
     def headers(self, uid: str, attempt: int) -> dict[str, str]:
         """Who speaks, for which attempt, and in which version."""
         headers = {
@@ -91,10 +162,8 @@ class LedgerClient:
         return headers | ({"Authorization": f"Bearer {self.secret}"} if self.secret else {})
 
     async def _post(self, path: str, body: object, answer: type[T], headers: dict[str, str]) -> T:
-        if self.http is None:
-            raise RuntimeError("the ledger client was used before open()")
         try:
-            async with self.http.post(
+            async with self._http.post(
                 self.base_url + path, data=msgspec.msgpack.encode(body), headers=headers
             ) as response:
                 read = await response.read()

@@ -16,6 +16,7 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import OpenedSession, OpenSession
 from gristmill_contracts.operations import SaveState
+from gristmill_meter.artifacts import Artifacts
 from gristmill_meter.decisions import ReplayStep, replay_step
 from gristmill_meter.ports import ExecuteCall, Worker, WorkerLostError
 from gristmill_meter.pulse import backoff
@@ -38,6 +39,7 @@ class ReplayFailedError(UnavailableError):
 class WorkerLink:
     session: Session
     worker: Worker
+    artifacts: Artifacts
     boot_id: str = ""
     generation: int = 0
     """Grows with every loss, so that a late loss is not taken for a new one."""
@@ -153,6 +155,8 @@ class WorkerLink:
             expected_checksum=record.checksum,
             expected_fingerprint=record.fingerprint,
         )
+        if not step.skip:
+            await self.artifacts.prepare(record.kind, content)
         executed = await self.worker.execute(session.state.uid, call)
         session.metrics.replayed.inc()
         if step.skip:

@@ -1,11 +1,12 @@
 """The meter's two neighbours, as ports: the worker below it and the ledger it posts to."""
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
 
 import msgspec
 
-from gristmill_contracts.cluster_http import HeartbeatAnswer
+from gristmill_contracts.cluster_http import ArtifactInfo, HeartbeatAnswer
 from gristmill_contracts.errors import UnavailableError
 from gristmill_contracts.http import (
     Checkpoint,
@@ -21,7 +22,7 @@ from gristmill_contracts.http import (
     UsageBatch,
     WorkerStatus,
 )
-from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.ids import SessionUid, TenantName
 
 
 class WorkerLostError(UnavailableError):
@@ -50,6 +51,15 @@ class ExecuteCall(msgspec.Struct, kw_only=True):
     skip: bool = False
     expected_checksum: int | None = None
     expected_fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose files are meant, and who asks for them."""
+
+    tenant: TenantName
+    session: SessionUid
+    attempt: int
 
 
 class Worker(Protocol):
@@ -84,3 +94,13 @@ class Ledger(Protocol):
     ) -> Checkpoint: ...
 
     async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> HeartbeatAnswer: ...
+
+    async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
+        """Of a file below the tenant's folder; None = there is none."""
+        ...
+
+    async def put_artifact(self, owner: Owner, key: str, file: BinaryIO, sha256: str) -> None: ...
+
+    async def list_artifacts(self, owner: Owner, prefix: str) -> list[ArtifactInfo]: ...
+
+    def read_artifact(self, owner: Owner, key: str) -> AsyncIterator[bytes]: ...

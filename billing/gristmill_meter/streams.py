@@ -100,6 +100,7 @@ class TokenStream:
             op_id=str(session.state.op_id(self.record)),
             operation=msgspec.Raw(content),
         )
+        await self.link.artifacts.prepare(self.record.kind, content)
         generation = await self.link.ensure()
         source = self.link.worker.stream(session.state.uid, call)
         try:

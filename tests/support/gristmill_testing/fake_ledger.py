@@ -1,14 +1,17 @@
 """A ledger in memory with the semantics that a meter relies on, and switches to make it fail."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
-from gristmill_contracts.cluster_http import Directive, HeartbeatAnswer
+from gristmill_contracts.cluster_http import ArtifactInfo, Directive, HeartbeatAnswer
 from gristmill_contracts.errors import (
     ConflictError,
     FencedError,
     GristmillError,
+    InvalidRequestError,
     NotFoundError,
 )
 from gristmill_contracts.http import (
@@ -21,7 +24,7 @@ from gristmill_contracts.http import (
 )
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.usage import Counts, UsageEvent
-from gristmill_meter.ports import LedgerAwayError, SequenceGapError
+from gristmill_meter.ports import LedgerAwayError, Owner, SequenceGapError
 
 
 @dataclass(slots=True)
@@ -41,6 +44,13 @@ class FakeLedger:
     heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
     directives: dict[SessionUid, Directive] = field(default_factory=dict)
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    """Tenant and path -> content."""
+    sent: list[str] = field(default_factory=list)
+    """Paths of artifacts, in the order in which they came."""
+    garble: int = 0
+    """So many artifacts arrive cut short."""
+    on_artifact: Callable[[str], None] = lambda key: None
     handed_in: list[UsageEvent] = field(default_factory=list)
     """Events of fenced attempts."""
     on_checkpoint: Callable[[], None] = lambda: None
@@ -114,6 +124,45 @@ class FakeLedger:
             },
             fenced=[uid for uid, attempt in known.items() if attempt < self.attempts.get(uid, 0)],
         )
+
+    async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
+        self._answer("artifact_sha256")
+        content = self.artifacts.get(f"{owner.tenant}/{key}")
+        return None if content is None else hashlib.sha256(content).hexdigest()
+
+    async def put_artifact(self, owner: Owner, key: str, file: BinaryIO, sha256: str) -> None:
+        self._answer("put_artifact")
+        self.on_artifact(key)
+        if owner.attempt < self.attempts.get(owner.session, 0):
+            raise FencedError(f"attempt {owner.attempt} of {owner.session} is older than known")
+        content = file.read()
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise InvalidRequestError(f"artifact {key} is not what was told")
+        self.artifacts[f"{owner.tenant}/{key}"] = content
+        self.sent.append(key)
+
+    async def list_artifacts(self, owner: Owner, prefix: str) -> list[ArtifactInfo]:
+        self._answer("list_artifacts")
+        whole = f"{owner.tenant}/{prefix}"
+        return [
+            ArtifactInfo(
+                path=path.removeprefix(f"{owner.tenant}/"),
+                size_bytes=len(content),
+                sha256=hashlib.sha256(content).hexdigest(),
+                modified_us=0,
+            )
+            for path, content in sorted(self.artifacts.items())
+            if path.startswith(whole)
+        ]
+
+    async def read_artifact(self, owner: Owner, key: str) -> AsyncIterator[bytes]:
+        self._answer("read_artifact")
+        content = self.artifacts[f"{owner.tenant}/{key}"]
+        if self.garble > 0:
+            self.garble -= 1
+            content = content[:-1]
+        for at in range(0, len(content), 3):
+            yield content[at : at + 3]
 
     def billed(self, session: str | None = None) -> Counts:
         """Sum of the usage events, attempts left out."""

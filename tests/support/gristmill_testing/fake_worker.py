@@ -5,10 +5,12 @@ or reordered operation shows in every later result. Snapshots survive `kill`, li
 """
 
 import asyncio
+import hashlib
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 
@@ -24,6 +26,7 @@ from gristmill_contracts.http import (
     WorkerStatus,
 )
 from gristmill_contracts.ids import checkpoint_id, parse_op_id
+from gristmill_meter.artifacts import checkpoint_of
 from gristmill_meter.ports import ExecuteCall, WorkerLostError
 
 PRIME = 2_147_483_647
@@ -79,6 +82,10 @@ class FakeWorker:
     on_replay: Callable[[str], None] = lambda op_id: None
     on_snapshot: Callable[[], object] = lambda: None
     refuse_snapshots: bool = False
+    artifacts: Path | None = None
+    """Folder where checkpoints are written and read; None = they are only in memory."""
+    read: list[bytes] = field(default_factory=list)
+    """The weights of checkpoints, as they were found in that folder."""
 
     # --- the port --------------------------------------------------------------------------------
 
@@ -130,6 +137,7 @@ class FakeWorker:
         self._live(uid)
         operation = _operations.decode(call.operation)
         assert isinstance(operation, ops.Sample)
+        self._read(operation.adapter)
         self.runs[call.op_id] += 1
         tokens = sample_tokens(operation, 0)
         prompt = prompt_tokens(operation)
@@ -223,11 +231,27 @@ class FakeWorker:
             if call.index:
                 live.state = replace(live.state, applied=call.index)
             return self._executed(None, problems.pop(0), live.state)
+        try:
+            self._read(checkpoint_of(operation))
+        except NotFoundError as error:
+            problem = Problem(code=error.code, message=error.message)
+            if call.index:
+                live.state = replace(live.state, applied=call.index)
+            return self._executed(None, problem, live.state)
         state, result = self._compute(live.state, call, operation)
         if call.index:
             live.state = replace(state, applied=call.index)
         stepped = isinstance(operation, ops.OptimStep | ops.LoadState)
         return self._executed(result, None, live.state, checksum=stepped)
+
+    def _read(self, ref: ops.CheckpointRef | None) -> None:
+        """With a folder of artifacts a checkpoint must be there, and whole."""
+        if self.artifacts is None or ref is None:
+            return
+        folder = self.artifacts / ref.path
+        if not (folder / "manifest.json").is_file():
+            raise NotFoundError(f"checkpoint {ref.name} is gone; save it again")
+        self.read.append((folder / "weights").read_bytes())
 
     def _compute(  # noqa: PLR0911 - one return for each kind
         self, state: Weights, call: ExecuteCall, operation: ops.Operation
@@ -280,8 +304,12 @@ class FakeWorker:
         self, state: Weights, call: ExecuteCall, operation: ops.SaveWeights | ops.SaveState
     ) -> ops.SaveResult:
         identity = checkpoint_id(parse_op_id(call.op_id))
+        digest = f"{state.checksum:064x}"
         if not call.replay:
             self.saved[identity] = state
+            if self.artifacts is not None:
+                folder = self.artifacts / operation.location / identity
+                digest = write_checkpoint(folder, f"{state.checksum:064x}".encode())
         return ops.SaveResult(
             checkpoint_id=identity,
             kind="weights" if isinstance(operation, ops.SaveWeights) else "state",
@@ -289,7 +317,7 @@ class FakeWorker:
             rank=8,
             alpha=16,
             size_bytes=64,
-            manifest_sha256=f"{state.checksum:064x}",
+            manifest_sha256=digest,
         )
 
     def _executed(
@@ -307,6 +335,21 @@ class FakeWorker:
             fingerprint="fake-1",
             wall_us=1000,
         )
+
+
+def write_checkpoint(folder: Path, weights: bytes) -> str:
+    """A checkpoint as the worker writes it. Returns the SHA-256 of its manifest."""
+    contents = {"weights": weights, "merged/model": weights * 2}
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    facts = {
+        name: {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in contents.items()
+    }
+    manifest = msgspec.json.encode({"format": 1, "kind": "weights", "files": facts})
+    (folder / "manifest.json").write_bytes(manifest)
+    return hashlib.sha256(manifest).hexdigest()
 
 
 def sample_tokens(operation: ops.Sample, i: int) -> list[int]:
