@@ -1,8 +1,8 @@
 """A proxy between our processes and a real API server that answers wrongly when it is told to.
 
 It passes credentials on as they come, so that whoever speaks through it has its own rights. Requests are
-named by a line as `PATCH /apis/gristmill.dev/v1alpha1/...?fieldManager=...`; a fault hits the next `times`
-requests whose line its pattern finds.
+named by a line as `PATCH /apis/gristmill.dev/v1alpha1/...?fieldManager=...`, that of a create with ` #name`
+behind it. A fault lets the first `skip` requests whose line its pattern finds pass, and hits the next `times`.
 """
 
 import asyncio
@@ -43,6 +43,7 @@ class Fault:
     kind: Kind
     pattern: str
     times: int = 1
+    skip: int = 0
     status: int = 500
     reason: str = "InternalError"
     message: str = "the fault-injecting proxy says no"
@@ -101,9 +102,13 @@ class ApiProxy:
         with self.lock:
             for fault in self.faults:
                 fits = fault.kind.startswith("watch-") == watch or fault.kind in {"refuse", "delay"}
-                if fits and fault.hits < fault.times and re.search(fault.pattern, line):
-                    fault.hits += 1
-                    return fault
+                if not fits or fault.hits >= fault.times or not re.search(fault.pattern, line):
+                    continue
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
+                fault.hits += 1
+                return fault
         return None
 
     def _note(self, line: str, fault: Fault | None, status: int, agent: str) -> None:
@@ -113,6 +118,8 @@ class ApiProxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         line = f"{request.method} {request.path_qs}"
+        if request.method == "POST":
+            line += f" #{_name_in(await request.read())}"
         watch = request.query.get("watch", "") in {"true", "1"}
         fault = self._take(line, watch=watch)
         agent = request.headers.get("User-Agent", "")
@@ -141,7 +148,11 @@ class ApiProxy:
         assert self.client is not None
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS}
         async with self.client.request(
-            request.method, self.target + request.path_qs, headers=headers, data=body or None, ssl=self.tls
+            request.method,
+            self.target + request.path_qs,
+            headers=headers,
+            data=body or None,
+            ssl=self.tls,
         ) as upstream:
             if watch and upstream.status == 200:
                 return await _relay_watch(request, upstream, fault)
@@ -152,6 +163,14 @@ class ApiProxy:
                 fault.kept[request.path_qs] = (upstream.status, content)
             kept = {k: v for k, v in upstream.headers.items() if k.lower() not in HOP_HEADERS}
             return web.Response(status=upstream.status, body=content, headers=kept)
+
+
+def _name_in(body: bytes) -> str:
+    """Of the object that is to be made."""
+    try:
+        return str(json.loads(body)["metadata"].get("name", ""))
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _drop(request: web.Request) -> Exception:

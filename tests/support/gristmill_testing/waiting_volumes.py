@@ -1,0 +1,41 @@
+"""Volumes that wait to be claimed: at the control level nobody provisions them."""
+
+import json
+from typing import Any
+
+from gristmill_testing.cluster import Cluster
+
+CLASS = "waiting"
+
+
+def make_volumes(cluster: Cluster, count: int, prefix: str = "waiting") -> None:
+    """`count` volumes of 1 GiB, of the default storage class, which this makes."""
+    made = [_storage_class(), *(_volume(f"{prefix}-{number}") for number in range(count))]
+    cluster.apply("\n---\n".join(json.dumps(each) for each in made), timeout=120)
+
+
+def _storage_class() -> dict[str, Any]:  # Any: JSON
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {
+            "name": CLASS,
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+        },
+        "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "Immediate",
+    }
+
+
+def _volume(name: str) -> dict[str, Any]:  # Any: JSON
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "storageClassName": CLASS,
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "hostPath": {"path": f"/var/tmp/{name}"},
+        },
+    }
