@@ -12,8 +12,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import GristmillError, InvalidRequestError
-from gristmill_contracts.http import ATTEMPT_HEADER, CONTENT_TYPE, Refuse, StreamChunk, Submit
+from gristmill_contracts.http import (
+    ATTEMPT_HEADER,
+    CONTENT_TYPE,
+    PROTOCOL_HEADER,
+    PROTOCOL_VERSION,
+    Refuse,
+    StreamChunk,
+    Submit,
+)
 from gristmill_contracts.ids import Stream
+from gristmill_contracts.protocol import check_protocol
 from gristmill_meter.driver import Driver
 from gristmill_meter.intake import refuse_number, submit_operation
 from gristmill_meter.meter import Meter
@@ -62,13 +71,16 @@ def make_app(meter: Meter, *, own_lifespan: bool = True) -> FastAPI:
 
 
 def guarded(handler: Handler) -> Handler:
-    """Answer our own errors as problems. Others are bugs and end as a plain 500."""
+    """Answer our own errors as problems, and tell our protocol. Other errors are bugs: a plain 500."""
 
     async def answer(request: Request) -> Response:
         try:
-            return await handler(request)
+            check_protocol(request.headers.get(PROTOCOL_HEADER))
+            response = await handler(request)
         except GristmillError as error:
-            return problem_response(error)
+            response = problem_response(error)
+        response.headers[PROTOCOL_HEADER] = str(PROTOCOL_VERSION)
+        return response
 
     return answer
 
