@@ -22,7 +22,13 @@ LATE_S: Final = 30.0
 """A watch that is later than this is silent: the API server answered all the while."""
 CHECK_S: Final = 1.0
 WARM_CHECK_S: Final = 0.05
-ASK_AFTER_S: Final = 2.0
+ASK_AFTER_S: Final = 3.0
+ASKED_MAX: Final = 20
+"""Objects that are asked for at a time, one by one."""
+
+
+class TurnedBackError(Exception):
+    """Versions fell: nothing in the cache can be trusted. Only a new process begins anew."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +44,9 @@ class Sweeper:
     silent_since: dict[Kind, float] = field(default_factory=dict)
     """Kinds whose watch missed changes, and since when; cleared by a sweep that finds it whole."""
 
+    _versions: dict[Kind, int] = field(default_factory=dict)
+    """Of the newest list of each kind."""
+
     @property
     def cache(self) -> ObjectCache:
         return self.intake.cache
@@ -45,25 +54,40 @@ class Sweeper:
     async def warm(self) -> None:
         """Return once the cache holds all that was there when this began."""
         for kind in WATCHED:
-            unknown = await self._list(kind)
-            asked_at = self.clock()
-            while unknown := [body for body in unknown if not self._is_known(kind, body)]:
-                await asyncio.sleep(WARM_CHECK_S)
-                if self.clock() - asked_at > ASK_AFTER_S:
-                    # What ended meanwhile is never announced to those who came later.
-                    asked_at = self.clock()
-                    unknown = [each for each in unknown if not await self._gone(kind, each)]
+            await self._warm(kind)
             logger.info("cache_warm", extra={"kind": kind.plural, "count": self.cache.count(kind)})
+
+    async def _warm(self, kind: Kind) -> None:
+        unknown, began = await self._list(kind), self.clock()
+        asked_at = began
+        while unknown := [body for body in unknown if not self._is_known(kind, body)]:
+            await asyncio.sleep(WARM_CHECK_S)
+            now = self.clock()
+            if now - began > self.late_s:
+                # The watch is silent from its start. What it hides is read; the probe asks for a restart.
+                for body in unknown:
+                    await self._fetch(kind, body)
+                self.silent_since.setdefault(kind, now)
+                return
+            if now - asked_at > ASK_AFTER_S:
+                # What ended meanwhile is never announced to those who came later.
+                asked_at = now
+                some, rest = unknown[:ASKED_MAX], unknown[ASKED_MAX:]
+                unknown = [*rest, *[each for each in some if not await self._gone(kind, each)]]
 
     async def run(self) -> None:
         """Sweep every `every_s`, until cancelled."""
         while True:
             await asyncio.sleep(self.every_s)
-            for kind in WATCHED:
-                try:
-                    await self.sweep(kind)
-                except GristmillError as error:
-                    logger.info("sweep_failed", extra={"kind": kind.plural, "error": error.message})
+            async with asyncio.TaskGroup() as group:
+                for kind in WATCHED:
+                    group.create_task(self._patient_sweep(kind), name=f"sweep-{kind.plural}")
+
+    async def _patient_sweep(self, kind: Kind) -> None:
+        try:
+            await self.sweep(kind)
+        except GristmillError as error:
+            logger.info("sweep_failed", extra={"kind": kind.plural, "error": error.message})
 
     async def sweep(self, kind: Kind) -> int:
         """Put right what the cache has wrong. Returns how many objects."""
@@ -107,9 +131,11 @@ class Sweeper:
             found = await self.client.get(kind, meta.get("namespace", ""), meta["name"])
         except NotFoundError:
             return True
+        if found["metadata"]["uid"] == meta["uid"]:
+            return not _is_ours(kind, found)
         if _is_ours(kind, found):
             self.intake.take(kind, found)
-        return bool(found["metadata"]["uid"] != meta["uid"]) or not _is_ours(kind, found)
+        return True
 
     async def _fetch(self, kind: Kind, body: Json) -> bool:
         """Take in what the watch did not tell. True if there was something."""
@@ -121,7 +147,16 @@ class Sweeper:
         return self.intake.take(kind, found)
 
     async def _list(self, kind: Kind) -> list[Json]:
-        return list((await self.client.list_metadata(kind))[0])
+        listed, version = await self.client.list_metadata(kind)
+        number = int(version) if version.isdecimal() else 0
+        if number < self._versions.get(kind, 0):
+            raise TurnedBackError(
+                f"the API server lists {kind.plural} at version {number}, after "
+                f"{self._versions[kind]}: it was restored from a backup, and what is cached is of a "
+                "future that will not come"
+            )
+        self._versions[kind] = number
+        return list(listed)
 
     def _is_known(self, kind: Kind, body: Json) -> bool:
         known = self.cache.by_uid(kind, body["metadata"]["uid"])

@@ -106,12 +106,13 @@ class Snapshot(Collector):
     heartbeats: HeartbeatStream | None = None
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield _gauge(names.OPERATOR_QUEUE_DEPTH, "Keys that wait for a worker", len(self.queue))
-        yield _gauge(
-            names.OPERATOR_QUEUE_AGE_SECONDS, "Age of the oldest of them", self.queue.oldest_s()
-        )
+        # A follower only collects keys: nobody waits for them.
+        leads = self.elector.leads
+        depth, age_s = (len(self.queue), self.queue.oldest_s()) if leads else (0, 0.0)
+        yield _gauge(names.OPERATOR_QUEUE_DEPTH, "Keys that wait for a worker", depth)
+        yield _gauge(names.OPERATOR_QUEUE_AGE_SECONDS, "Age of the oldest of them", age_s)
         yield _gauge(names.OPERATOR_IN_FLIGHT, "Keys that are worked on", self.queue.in_flight)
-        yield _gauge(names.OPERATOR_LEADER, "1 = this process leads", self.elector.leads)
+        yield _gauge(names.OPERATOR_LEADER, "1 = this process leads", leads)
         yield _gauge(
             names.OPERATOR_LEDGER_ANSWERS,
             "1 = the ledger answered the last poll",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gristmill_operator.cache import ObjectCache
-from gristmill_operator.ghosts import Sweeper
+from gristmill_operator.ghosts import Sweeper, TurnedBackError
 from gristmill_operator.kinds import PODS, SESSIONS
 from gristmill_operator.probes import Health, LoopLag
 from gristmill_operator.queue import KeyQueue
@@ -109,9 +109,30 @@ async def test_nothing_begins_before_all_that_was_there_is_known(
     assert not warming.done()
     world.intake.take(PODS, body)
     world.api.drop(PODS, "gm-a", "gone")
-    world.clock.pass_s(3)
+    world.clock.pass_s(4)
     await asyncio.wait_for(warming, 5)
     assert world.intake.cache.by_uid(PODS, gone["metadata"]["uid"]) is None
+
+
+async def test_a_watch_that_is_silent_from_its_start_does_not_hold_up_the_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gristmill_operator.ghosts.WARM_CHECK_S", 0)
+    world.pod()
+    warming = asyncio.create_task(world.sweeper.warm())
+    for _ in range(20):
+        await asyncio.sleep(0)
+        world.clock.pass_s(5)
+    await asyncio.wait_for(warming, 5)
+    assert world.intake.cache.get(PODS, "gm-a", "p") is not None
+    assert PODS in world.sweeper.silent_since
+
+
+async def test_a_restored_api_server_asks_for_a_new_process(world: World) -> None:
+    await world.sweeper.sweep(PODS)
+    world.api.version -= 50
+    with pytest.raises(TurnedBackError, match="restored from a backup"):
+        await world.sweeper.sweep(PODS)
 
 
 async def test_a_stuck_loop_is_ill(world: World) -> None:

@@ -53,7 +53,8 @@ class SmallApi:
     async def list_metadata(self, kind: Kind) -> tuple[Sequence[Json], str]:
         with self._call(f"list {kind.plural}"):
             found = [body for place, body in self.objects.items() if place[0] == kind.plural]
-            return [{"metadata": copy.deepcopy(body["metadata"])} for body in found], "1"
+            listed = [{"metadata": copy.deepcopy(body["metadata"])} for body in found]
+            return listed, str(self.version)
 
     async def create(self, kind: Kind, body: Json) -> Json:
         meta = body["metadata"]
