@@ -64,8 +64,10 @@ class KubernetesStore:
         self._caches: dict[type[Resource], Cache[Any]] = {
             kind: Cache(self._changed) for kind in WATCHED
         }
-        self._keys = Made(self._caches[Tenant], lambda all_: access_keys(all_, cluster_key))
-        self._owners = Made(self._caches[TrainingSession], owners_of)
+        self._keys = Made(
+            self._caches[Tenant], lambda all_: access_keys(all_, cluster_key), of_status=True
+        )
+        self._owners = Made(self._caches[TrainingSession], owners_of, of_status=False)
         self._reflectors = [Reflector(api, kind, self._caches[kind]) for kind in WATCHED]
         self._tasks: list[asyncio.Task[None]] = []
 

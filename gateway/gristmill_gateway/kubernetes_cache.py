@@ -21,7 +21,9 @@ class Cache(Generic[R]):
         self._seen = 0
         """Everything up to this version was told."""
         self.changes = 0
-        """Grows with each change: what is made of the objects is made again when it has."""
+        """Grows with each change."""
+        self.shapes = 0
+        """Grows with each change that is more than one of a status."""
         self.filled = False
         """A list was taken in: from here on, what is not here is not there."""
 
@@ -43,6 +45,7 @@ class Cache(Generic[R]):
         for each in [*objects, *newer]:
             fresh.setdefault(each.metadata.namespace, {})[each.metadata.name] = each
         self._objects = fresh
+        self.shapes += 1
         self._seen = max(self._seen, version)
         self.filled = True
         self._tell()
@@ -64,6 +67,7 @@ class Cache(Generic[R]):
         if known is None or (uid and known.metadata.uid != uid):
             return
         del self._objects[place[0]][place[1]]
+        self.shapes += 1
         self._tell()
 
     def marked(self, version: int) -> None:
@@ -76,6 +80,7 @@ class Cache(Generic[R]):
         if known is not None and known.metadata.resource_version >= meta.resource_version:
             return
         self._objects.setdefault(meta.namespace, {})[meta.name] = resource
+        self.shapes += known is None or _shape(known) != _shape(resource)
         self._tell()
 
     def _tell(self) -> None:
@@ -84,21 +89,31 @@ class Cache(Generic[R]):
 
 
 class Made(Generic[R, T]):
-    """What follows from all objects of a cache, made again when they have changed."""
+    """What follows from all objects of a cache, made again when they have changed.
 
-    def __init__(self, cache: Cache[R], make: Callable[[list[R]], T]) -> None:
+    of_status: it follows from their status too.
+    """
+
+    def __init__(self, cache: Cache[R], make: Callable[[list[R]], T], *, of_status: bool) -> None:
         self._cache = cache
         self._make = make
+        self._of_status = of_status
         self._known: tuple[int, T] | None = None
 
     def get(self) -> T:
         # Read before the objects: at worst it is made once more than needed.
-        changes = self._cache.changes
+        changes = self._cache.changes if self._of_status else self._cache.shapes
         known = self._known
         if known is None or known[0] != changes:
             known = (changes, self._make(self._cache.list()))
             self._known = known
         return known[1]
+
+
+def _shape(resource: Resource) -> tuple[object, ...]:
+    """What is another where more than the status is. The generation is that of the spec."""
+    meta = resource.metadata
+    return (meta.uid, meta.generation, meta.annotations, meta.labels)
 
 
 def _age(resource: Resource) -> tuple[int, str]:

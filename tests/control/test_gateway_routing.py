@@ -1,16 +1,20 @@
 """Where calls go while a session's pod starts, moves or is away, and that the official SDK notices none of it."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import sagemaker.train.training_session as sdk
 from botocore.exceptions import ClientError
+from starlette.responses import Response
 
 from gristmill_contracts import secrets
+from gristmill_contracts.http import Problem
 from gristmill_contracts.session import TrainingSession
 from gristmill_testing.cluster import Cluster, eventually
 from gristmill_testing.fake_meter import FakeMeter
@@ -251,3 +255,55 @@ def accept(world: GatewayCluster, tenant: str, name: str) -> None:
             ),
             seconds=5,
         )
+
+
+def far_away(meter: FakeMeter, starting: int) -> Any:
+    """The meter behind 200 ms of network, which answers 503 so many times before it is ready."""
+    app = meter.app()
+    left = [starting]
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        await asyncio.sleep(0.2)
+        if left[0]:
+            left[0] -= 1
+            problem = Problem(code="unavailable", message="the log is being read", retryable=True)
+            await Response(msgspec.msgpack.encode(problem), 503)(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return slow
+
+
+def test_a_pod_that_is_far_away_and_slow_to_get_ready_gives_no_error(world: GatewayCluster) -> None:
+    """G36: forwarded before it is ready, or never after."""
+    tenant = world.add_tenant()
+    world.apply_session(tenant, "run-1")
+    with serve(far_away(world.meter, starting=2)) as url:
+        world.serve(tenant, "run-1", url=url)
+        client = world.client(tenant, RUNTIME)
+        for number in (1, 2, 3):
+            submitted = client.execute_training_operation(
+                trainingSessionName="run-1", **optimizer_step(number)
+            )
+            answer = client.get_training_operation_result(
+                trainingSessionName="run-1", operationId=submitted["operationId"]
+            )
+            assert answer["status"] == "Completed"
+
+
+@pytest.mark.slow
+def test_the_sdk_survives_a_pod_that_is_away_for_a_minute(
+    world: GatewayCluster, training: tuple[str, sdk.TrainingClient]
+) -> None:
+    """A node lost and a pod started elsewhere takes about that long."""
+    tenant, client = training
+    assert client.forward_backward(batch()).result(timeout=30) is not None
+    world.withdraw(tenant, "run-1")
+    with later(60, lambda: world.serve(tenant, "run-1", attempt=2)):
+        passed = client.forward_backward(batch())
+        stepped = client.optim_step(sdk.AdamParams(learning_rate=0.001))
+        assert stepped.result(timeout=120) is not None
+        assert passed.result(timeout=120) is not None

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gristmill_contracts.errors import UnavailableError
-from gristmill_contracts.tenant import Tenant
+from gristmill_contracts.tenant import Tenant, TenantStatus
 from gristmill_gateway import kubernetes_watch
-from gristmill_gateway.kubernetes_cache import Cache
+from gristmill_gateway.kubernetes_cache import Cache, Made
 from gristmill_gateway.kubernetes_errors import GoneError
 from gristmill_gateway.kubernetes_objects import read_object
 from gristmill_gateway.kubernetes_watch import Reflector
@@ -204,3 +204,33 @@ def test_a_list_does_not_forget_what_was_written_after_it_was_made() -> None:
     assert names(cache) == ["a", "b"]
     cache.replace([tenant("a", 3)], 12)
     assert names(cache) == ["a"]
+
+
+def test_what_follows_from_objects_is_made_again_when_they_change_and_not_before() -> None:
+    cache: Cache[Tenant] = Cache(lambda: None)
+    made: list[int] = []
+
+    def count(tenants: list[Tenant]) -> int:
+        made.append(len(tenants))
+        return len(tenants)
+
+    plain = Made(cache, count, of_status=False)
+    cache.replace([tenant("a", 1)], 5)
+    assert [plain.get(), plain.get()] == [1, 1]
+    told = tenant("a", 6)
+    cache.told(told.model_copy(update={"status": TenantStatus(account_id="1")}))
+    assert plain.get() == 1
+    assert made == [1]
+    named = tenant("a", 7)
+    meta = named.metadata.model_copy(update={"annotations": {"a": "1"}})
+    cache.told(named.model_copy(update={"metadata": meta}))
+    cache.told(tenant("b", 8))
+    assert plain.get() == 2
+    cache.gone(("", "b"), "uid-b", 9)
+    assert plain.get() == 1
+    assert made == [1, 2, 1]
+    of_status = Made(cache, count, of_status=True)
+    assert of_status.get() == 1
+    cache.told(tenant("a", 10).model_copy(update={"status": TenantStatus(account_id="2")}))
+    assert of_status.get() == 1
+    assert made == [1, 2, 1, 1, 1]
