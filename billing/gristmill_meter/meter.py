@@ -135,13 +135,16 @@ class Meter:
                 logger.error("assignments_unreadable", extra={"error": str(error)})  # noqa: TRY400
 
     async def _heartbeats(self) -> None:
+        told = ""
         while True:
             try:
                 await self.beat()
                 self.ledger_answers = True
+                told = ""
             except GristmillError as error:
-                if self.ledger_answers or not isinstance(error, LedgerAwayError):
+                if error.code != told and (self.ledger_answers or not _is_away(error)):
                     logger.warning("heartbeat_not_posted", extra={"error": error.message})
+                    told = error.code
                 self.ledger_answers = False
                 await asyncio.sleep(min(self.settings.heartbeat_s, self.settings.retry_last_s))
                 continue
@@ -259,3 +262,8 @@ class Meter:
             if driver.session.state.events
         ]
         return max(0.0, time.time() - min(ends) / 1e6) if ends else 0.0
+
+
+def _is_away(error: GristmillError) -> bool:
+    """Expected at a start, and told elsewhere."""
+    return isinstance(error, LedgerAwayError)

@@ -128,11 +128,14 @@ class LedgerClient:
 
 
 @asynccontextmanager
-async def running_ledger(data_dir: Path, **settings: Any) -> AsyncIterator[LedgerClient]:
-    """Serve a ledger on a free loopback port for the length of the block."""
+async def running_ledger(
+    data_dir: Path, *, listen_port: int = 0, **settings: Any
+) -> AsyncIterator[LedgerClient]:
+    """Serve a ledger on a loopback port, a free one unless told, for the length of the block."""
     ledger = Ledger(LedgerSettings(data_dir=data_dir, **settings))
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", listen_port))
     config = uvicorn.Config(make_app(ledger), log_config=None, access_log=False)
     server = uvicorn.Server(config)
     # Not `serve`: it would take over this process's signal handlers.
