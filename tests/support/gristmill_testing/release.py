@@ -71,6 +71,10 @@ def remove_everything(cluster: Cluster) -> None:
         cluster.delete("namespace", name)
     for name in names:
         cluster.wait_gone("namespace", name, seconds=90)
+    # A retained volume remembers the claim that it had, and no other claim of that name gets it.
+    for volume in cluster.objects("persistentvolumes"):
+        if volume["spec"].get("claimRef", {}).get("namespace") in names:
+            cluster.delete("persistentvolume", volume["metadata"]["name"])
 
 
 def pods(cluster: Cluster, component: str) -> list[dict[str, Any]]:
