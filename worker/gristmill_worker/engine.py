@@ -64,7 +64,8 @@ class Engine:
         self.stopping.set()
         with contextlib.suppress(queue.Full):
             self.work.put_nowait(None)
-        self.thread.join(timeout_s)
+        if self.runner is not None:  # else it waits for other ranks or for a model: nothing to lose
+            self.thread.join(timeout_s)
 
     def submit(self, work: Callable[[Runner], T]) -> "Future[T]":
         """Raises UnavailableError before the model is loaded, OverloadedError on a full queue."""

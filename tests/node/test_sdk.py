@@ -1,0 +1,68 @@
+"""The unmodified SDK, outside the pods, trains in worker pods that the operator made; everybody counts alike."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sagemaker.train.training_session as sdk
+
+from gristmill_testing.cluster import Cluster
+from gristmill_testing.node_lab import PLACE, TINY, Lab, open_lab
+from gristmill_testing.raw_wire import ROLE_ARN, model_arn
+from gristmill_testing.release import remove_everything
+from gristmill_testing.sdk_loop import TOKENS, batch, step
+
+STEPS = 20
+PER_STEP = sum(map(len, TOKENS))
+
+
+@pytest.fixture(scope="module")
+def lab(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    remove_everything(node_cluster)
+    opened = open_lab(node_cluster, tmp_path_factory.mktemp("lab"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CONFIG_FILE"):
+            patch.delenv(name, raising=False)
+        for name, value in opened.environment.items():
+            patch.setenv(name, value)
+        yield opened
+    remove_everything(node_cluster)
+
+
+def attach(lab: Lab, name: str, model: str = TINY) -> sdk.TrainingClient:
+    """A training client of the session, made from the SDK or attached to."""
+    service = sdk.ServiceClient(role_arn=ROLE_ARN)
+    region = lab.environment["AWS_REGION"]
+    return service.create_lora_training_client(
+        model_arn(region, model), training_session_name=name, rank=8, alpha=16
+    )
+
+
+def manifest(name: str, **spec: object) -> dict[str, object]:
+    return {
+        "apiVersion": "gristmill.dev/v1alpha1", "kind": "TrainingSession",
+        "metadata": {"name": name, "namespace": PLACE},
+        "spec": {"baseModelRef": {"name": TINY}, "lora": {"rank": 8, "alpha": 16}, "storage": {"size": "1Gi"}, **spec},
+    }  # fmt: skip
+
+
+def test_the_sdk_trains_twenty_steps_and_all_four_count_the_same(lab: Lab, tmp_path: Path) -> None:
+    client = attach(lab, "from-the-sdk")
+    losses = [step(client) for _ in range(STEPS)]
+    assert losses[-1] < 0.8 * losses[0]
+    lab.expect_tokens("from-the-sdk", {"train": STEPS * PER_STEP})
+    client.stop()
+    lab.wait_state("from-the-sdk", "Stopped")
+    lab.expect_tokens("from-the-sdk", {"train": STEPS * PER_STEP})
+    assert lab.pods("from-the-sdk") == []
+
+
+def test_a_session_of_two_ranks_takes_a_metered_step(lab: Lab) -> None:
+    reference = {"name": TINY, "profile": "half"}
+    lab.cluster.apply(manifest("two-ranks", workers=2, baseModelRef=reference))
+    lab.wait_state("two-ranks", "Running", seconds=300)
+    assert len(lab.pods("two-ranks")) == 2
+    client = attach(lab, "two-ranks")
+    client.forward_backward(batch()).result()
+    client.optim_step(sdk.AdamParams(learning_rate=1e-2)).result()
+    lab.expect_tokens("two-ranks", {"train": PER_STEP})
