@@ -69,6 +69,7 @@ class EventRecorder:
     dropped: Callable[[], None] = lambda: None
     """Told of each Event that is not posted."""
     _series: OrderedDict[Same, Series] = field(default_factory=OrderedDict)
+    _over: list[Series] = field(default_factory=list)
     _buckets: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
     _waiting: "asyncio.Queue[tuple[Series, Json]]" = field(
         default_factory=lambda: asyncio.Queue(WAITING_MAX)
@@ -120,11 +121,14 @@ class EventRecorder:
 
     async def tell_counts(self) -> None:
         """Write the counts of those series that are over and happened more than once."""
-        now = self.clock()
-        for same, series in list(self._series.items()):
-            if now - series.began < SERIES_S:
+        while self._series:
+            same, series = next(iter(self._series.items()))
+            if self.clock() - series.began < SERIES_S:
                 break
             del self._series[same]
+            self._over.append(series)
+        while self._over:
+            series = self._over.pop()
             if series.count > series.told:
                 await self._tell(series)
 
@@ -174,7 +178,9 @@ class EventRecorder:
         return bucket
 
     def _remember(self, same: Same, series: Series) -> None:
-        self._series.pop(same, None)
+        over = self._series.pop(same, None)
+        if over is not None:
+            self._over.append(over)
         self._series[same] = series
         if len(self._series) > OBJECTS_MAX:
             self._series.popitem(last=False)

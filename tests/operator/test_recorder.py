@@ -108,13 +108,16 @@ async def test_the_same_reason_within_ten_minutes_is_one_event(world: World) -> 
 
 
 async def test_after_ten_minutes_it_is_a_new_event(world: World) -> None:
-    world.recorder.record(SESSION, "Unschedulable", "no room")
+    for _ in range(2):
+        world.recorder.record(SESSION, "Unschedulable", "no room")
     world.clock.pass_s(SERIES_S + 1)
     world.recorder.record(SESSION, "Unschedulable", "no room")
     await world.post()
     assert len(world.events.created) == 2
     names = {each["metadata"]["name"] for each in world.events.created}
     assert len(names) == 2
+    ((_, patch),) = world.events.patched
+    assert patch["series"]["count"] == 2, "what the first one counted is told"
 
 
 async def test_a_burst_of_one_object_is_cut_and_others_are_not(world: World) -> None:
