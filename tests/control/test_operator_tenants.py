@@ -10,10 +10,11 @@ from gristmill_contracts import labels
 from gristmill_contracts.errors import UnavailableError
 from gristmill_contracts.secrets import access_key_id, access_key_secret
 from gristmill_operator.children.namespace import HAND_OVER
+from gristmill_sessions.observed import Adopt, Release
 from gristmill_testing.cluster import WRITES, Cluster, eventually
 from gristmill_testing.cluster_objects import CLUSTER_KEY
 from gristmill_testing.operator_bench import Bench, operator_bench
-from gristmill_testing.operator_world import ACCOUNT, install_chart, tenant
+from gristmill_testing.operator_world import ACCOUNT, install_chart, session, tenant
 
 
 @pytest.fixture(scope="module")
@@ -315,3 +316,54 @@ async def test_the_clusters_own_namespaces_are_never_a_tenants(
         assert condition(cluster, name, "Ready")["reason"] == "NamespaceForeign"
     found = cluster.get("namespace", namespace)["metadata"]
     assert labels.TENANT not in found.get("annotations", {})
+
+
+async def test_only_a_tenant_that_says_so_takes_its_namespace_along(
+    chart: Cluster, name: str
+) -> None:
+    """Its sessions go first, so that they can hand in their usage; what holds usage keeps the namespace."""
+    install_chart(chart, "--set=rbac.namespaceDeletion=true")
+    namespace = f"gm-{name}"
+    try:
+        async with operator_bench(chart, namespace_deletion=True) as bench:
+            chart.apply(tenant(name, deletionPolicy="Delete"))
+            await settle(bench, name)
+            assert chart.get("tenant", name)["metadata"]["finalizers"] == [labels.TENANT_FINALIZER]
+            chart.apply(session("last", namespace), unflushed_volume(namespace))
+            await bench.look()
+            await bench.hands.do(await bench.session(namespace, "last"), Adopt())
+            chart.kubectl("delete", "tenant", name, "--wait=false")
+            await bench.tenant(name)
+            leaving = await bench.session(namespace, "last")
+            assert leaving.metadata.deletion_time_us is not None
+            await bench.hands.do(leaving, Release())
+            await bench.tenant(name)
+            assert "VolumesUnflushed" in bench.recorder.reasons
+            assert "deletionTimestamp" not in chart.get("namespace", namespace)["metadata"]
+            chart.kubectl("delete", "pvc", "holding-state", f"--namespace={namespace}")
+            await bench.tenant(name)
+            chart.wait_gone("namespace", namespace)
+            await bench.tenant(name)
+            chart.wait_gone("tenant", name)
+    finally:
+        install_chart(chart)
+
+
+def unflushed_volume(namespace: str) -> dict[str, Any]:
+    known = {labels.MANAGED_BY: labels.MANAGER, labels.SESSION: "holding", labels.UNFLUSHED: "true"}
+    return {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "holding-state", "namespace": namespace, "labels": known},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }  # fmt: skip
+
+
+async def test_a_tenant_that_keeps_its_namespace_has_no_finalizer(bench: Bench, name: str) -> None:
+    """Also one that would delete it, where the operator was not given that right."""
+    bench.cluster.apply(tenant(name, deletionPolicy="Delete"))
+    await settle(bench, name)
+    assert "finalizers" not in bench.cluster.get("tenant", name)["metadata"]
+    bench.cluster.kubectl("delete", "tenant", name)
+    await bench.tenant(name)
+    found = bench.cluster.get("namespace", f"gm-{name}")["metadata"]
+    assert "deletionTimestamp" not in found
