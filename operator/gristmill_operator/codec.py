@@ -93,6 +93,9 @@ def status_patch(body: Json, status: Model) -> Json | None:
     changes = _difference(known, fresh, defaults)
     if not changes:
         return None
+    # Whoever reads without our defaults, as kubectl does, should see the first state, too.
+    words = {name: value for name, value in fresh.items() if isinstance(value, str) and value}
+    changes = {name: value for name, value in words.items() if name not in known} | changes
     version = body["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version}, "status": changes}
 

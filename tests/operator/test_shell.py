@@ -201,6 +201,15 @@ def test_a_status_patch_holds_what_changed_and_the_version_it_was_decided_on() -
     }
 
 
+def test_the_first_status_names_the_state_though_it_is_the_default() -> None:
+    """kubectl shows what is written, and knows no defaults of ours."""
+    body = session_body()
+    after = session_from(body).status.model_copy(update={"attempt": 1})
+    patch = status_patch(body, after)
+    assert patch is not None
+    assert patch["status"] == {"state": "Created", "attempt": 1}
+
+
 def test_what_is_no_longer_so_is_removed_from_the_status() -> None:
     body = session_body(state="Created", queue={"position": 3})
     after = session_from(body).status.model_copy(update={"queue": None})
