@@ -16,8 +16,8 @@ from gristmill_testing.operator_world import (
     OperatorWorld,
     now,
     operator_world,
+    reset,
     session,
-    tenant,
 )
 from gristmill_testing.waiting_volumes import make_volumes
 
@@ -38,6 +38,7 @@ def world(
         made.tenant()
         made.model(weights={"image": {"reference": IMAGE}})
         yield made
+        reset(made)
 
 
 def apply_all(world: OperatorWorld, objects: list[Json]) -> None:

@@ -1,7 +1,7 @@
 """Meters of pods that nobody runs: they tell the ledger what a meter would, with its own secret.
 
 For fake nodes, which call every pod Running. A pod of rank 0 that is Running gets a meter that serves,
-obeys directives, and counts the tokens that a test gives it.
+obeys directives, and counts the tokens that a test gives it; that of a drain Job closes the log at once.
 """
 
 import threading
@@ -103,9 +103,12 @@ class FakeMeters:
             uid = uids.get((meta["namespace"], marks.get(labels.SESSION, "")))
             if not serves or uid is None or marks.get(labels.RANK) != "0":
                 continue
-            running[meta["uid"]] = self.seats.get(meta["uid"]) or Seat(
+            seat = self.seats.get(meta["uid"]) or Seat(
                 uid, int(marks[labels.ATTEMPT]), marks.get(labels.TENANT, ""), marks[labels.SESSION]
             )
+            if marks.get("app.kubernetes.io/component") == "drain":
+                seat.state = "Closed"
+            running[meta["uid"]] = seat
         self.seats = running
         for seat in running.values():
             if seat.pod not in self.mute:

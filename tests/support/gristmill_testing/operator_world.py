@@ -202,11 +202,13 @@ class OperatorWorld:
             found = self.condition(name, type_, namespace)
             return found if found.get("reason") == reason else None
 
-        result: Json = eventually(
-            f"session {name}: {type_} {reason} (now {self.condition(name, type_, namespace)})",
-            probe,
-            seconds,
-        )
+        try:
+            result: Json = eventually(f"session {name}: {type_} {reason}", probe, seconds)
+        except AssertionError as error:
+            found = self.cluster.find("trainingsession", name, namespace)
+            raise AssertionError(
+                f"{error}\n{json.dumps((found or {}).get('status'), indent=1)}"
+            ) from None
         return result
 
     def events(self, name: str, namespace: str = "gm-acme") -> list[Json]:
@@ -299,6 +301,8 @@ def install_chart(cluster: Cluster, *options: str) -> None:
         "gristmill",
         str(ROOT / "charts/gristmill"),
         f"--namespace={SYSTEM}",
+        # Tests change definitions and roles, and what they changed must not stand in the way.
+        "--force-conflicts",
         *options,
     )
 

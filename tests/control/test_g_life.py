@@ -1,0 +1,370 @@
+"""Operators come and go, versions change, people delete what they should not: sessions live through it."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gristmill_testing.cluster import WRITES, Cluster, eventually
+from gristmill_testing.operator_world import (
+    ACCOUNT,
+    IMAGE,
+    OperatorWorld,
+    operator_world,
+    reset,
+    session,
+)
+from gristmill_testing.waiting_volumes import make_volumes
+
+Json = dict[str, Any]
+CONVERGED_S = 30.0
+FAST = {"qps": "300", "burst": "300", "log_level": "WARNING"}
+ONCE_A_RUN = 300.0
+"""Seconds of silence that the issue asks for."""
+
+
+@pytest.fixture(scope="module")
+def shared(
+    control_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorWorld]:
+    folder: Path = tmp_path_factory.mktemp("life")
+    make_volumes(control_cluster, 300, "life")
+    with operator_world(control_cluster, folder) as made:
+        made.start_operator(**FAST)
+        made.tenant()
+        made.model(weights={"image": {"reference": IMAGE}})
+        yield made
+        reset(made)
+
+
+@pytest.fixture
+def world(shared: OperatorWorld) -> OperatorWorld:
+    """With an operator that runs with the settings of this module."""
+    if not any(each.alive for each in shared.operators):
+        shared.start_operator(**FAST)
+    return shared
+
+
+def make(world: OperatorWorld, names: list[str], namespace: str = "gm-acme", **spec: Any) -> None:
+    text = "\n---\n".join(json.dumps(session(each, namespace, **spec)) for each in names)
+    world.cluster.apply(text, timeout=60)
+
+
+def statuses(world: OperatorWorld, namespace: str = "gm-acme") -> dict[str, Json]:
+    found = world.cluster.objects("trainingsessions", namespace)
+    return {each["metadata"]["name"]: each.get("status") or {} for each in found}
+
+
+def wait_states(
+    world: OperatorWorld, wanted: dict[str, str], seconds: float = 60, namespace: str = "gm-acme"
+) -> None:
+    """Until each session has its state; "" = it is gone."""
+
+    def late() -> dict[str, str]:
+        found = statuses(world, namespace)
+        states = {
+            name: found[name].get("state", "None") if name in found else "" for name in wanted
+        }
+        return {name: state for name, state in states.items() if state != wanted[name]}
+
+    last: dict[str, str] = {}
+
+    def probe() -> bool:
+        last.clear()
+        last.update(late())
+        return not last
+
+    try:
+        eventually("all states", probe, seconds, 0.4)
+    except AssertionError:
+        raise AssertionError(f"after {seconds:g} s: {last}") from None
+
+
+def kubectl(world: OperatorWorld, *arguments: str) -> str:
+    return world.cluster.kubectl(*arguments, "--namespace=gm-acme", timeout=60)
+
+
+def running(world: OperatorWorld, names: list[str], seconds: float = 90) -> None:
+    wait_states(world, dict.fromkeys(names, "Running"), seconds)
+
+
+def clear(world: OperatorWorld) -> None:
+    kubectl(world, "delete", "trainingsessions", "--all", "--wait=false")
+    eventually("no session", lambda: not statuses(world), 90)
+
+
+def orphans(world: OperatorWorld, namespace: str = "gm-acme") -> list[str]:
+    """Pods whose session is gone."""
+    alive = {
+        each["metadata"]["uid"] for each in world.cluster.objects("trainingsessions", namespace)
+    }
+    return [
+        pod["metadata"]["name"]
+        for pod in world.pods(namespace=namespace)
+        if not {each["uid"] for each in pod["metadata"].get("ownerReferences", ())} & alive
+    ]
+
+
+def test_g6_what_happened_while_the_operator_was_dead_is_put_right_in_30_s(
+    world: OperatorWorld,
+) -> None:
+    """G6: kill -9; sessions and pods are made, changed, stopped and deleted; start."""
+    groups = {
+        kind: [f"{kind}{number}" for number in range(6)]
+        for kind in ("kept", "hit", "stop", "drop", "turn")
+    }
+    old = [name for names in groups.values() for name in names]
+    make(world, old)
+    running(world, old)
+    kept = {name: world.pod_uids(name) for name in groups["kept"]}
+    world.operators[-1].kill()
+    pods = [f"{name}-a1-0" for name in (*groups["hit"], *groups["drop"][:3])]
+    kubectl(world, "delete", "pods", *pods, "--wait=false")
+    kubectl(world, "delete", "trainingsessions", *groups["drop"], "--wait=false")
+    kubectl(
+        world, "annotate", "trainingsessions", *groups["stop"], "gristmill.dev/stop-requested=now"
+    )
+    kubectl(world, "annotate", "trainingsessions", *groups["turn"], "gristmill.dev/restart=now")
+    kubectl(world, "label", "pods", "kept0-a1-0", "someone=else")
+    # A name that is used again for another session.
+    kubectl(world, "patch", "trainingsession", "drop5", "--type=merge", "--patch={}")
+    made = [f"made{number}" for number in range(6)]
+    make(world, made)
+    began = time.monotonic()
+    world.start_operator(**FAST)
+    expected = dict.fromkeys([*groups["kept"], *groups["hit"], *groups["turn"], *made], "Running")
+    expected |= dict.fromkeys(groups["stop"], "Stopped")
+    expected |= dict.fromkeys(groups["drop"], "")
+    wait_states(world, expected, CONVERGED_S)
+
+    def settled() -> bool:
+        found = statuses(world)
+        second = all(found[name]["attempt"] == 2 for name in (*groups["hit"], *groups["turn"]))
+        ready = all(
+            found[name]["workers"].get("ready") == 1
+            for name in (*groups["hit"], *groups["turn"], *made)
+        )
+        return second and ready and not orphans(world)
+
+    eventually("converged", settled, max(1.0, CONVERGED_S - (time.monotonic() - began)))
+    assert {name: world.pod_uids(name) for name in groups["kept"]} == kept
+    counts = Counter(pod["metadata"]["labels"]["gristmill.dev/session"] for pod in world.pods())
+    assert set(counts.values()) == {1}
+    assert not set(counts) & {*groups["stop"], *groups["drop"]}
+    clear(world)
+
+
+def test_g10_an_operator_with_other_defaults_restarts_no_pod(world: OperatorWorld) -> None:
+    """G10: a new version over 20 Running sessions: another meter image, other templates."""
+    names = [f"n{number}" for number in range(20)]
+    make(world, names)
+    running(world, names)
+    before = world.pod_uids()
+    assert len(before) == 20
+    world.stop_operators()
+    new_meter = "registry.example.com/gristmill-meter@sha256:" + "d" * 64
+    world.start_operator(
+        **FAST, meter_image=new_meter, meter_memory="256Mi", meter_cpu="50m",
+        pod_environment='{"NEW": "1"}', image_pull_policy="Always", worker_tmp_size="1Gi",
+    )  # fmt: skip
+    make(world, ["fresh"])
+    running(world, ["fresh"])
+
+    eventually("each was looked at", lambda: passes(world) >= 21, 30)
+    assert world.pod_uids() - world.pod_uids("fresh") == before
+    images = {
+        each["name"]: each["image"] for each in world.pods("fresh")[0]["spec"]["initContainers"]
+    }
+    assert images["meter"] == new_meter, "the settings did change something"
+    assert world.session("n0")["status"]["pinned"]["meterImage"] != new_meter
+    world.stop_operators()
+    world.start_operator(**FAST)
+    clear(world)
+
+
+def test_g12_a_namespace_that_was_deleted_while_nobody_ran_goes(world: OperatorWorld) -> None:
+    """G12: a finalizer and no operator: Terminating for ever. Here gone in 60 s after the start."""
+    namespace = world.tenant("doomed")
+    names = [f"d{number}" for number in range(5)]
+    make(world, names, namespace)
+    wait_states(world, dict.fromkeys(names, "Running"), 60, namespace)
+    world.stop_operators()
+    world.cluster.kubectl("delete", "tenant", "doomed", "--wait=false")
+    world.cluster.delete("namespace", namespace)
+    eventually("pods are gone", lambda: not world.cluster.objects("pods", namespace), 30)
+    assert len(world.cluster.objects("trainingsessions", namespace)) == 5
+    world.start_operator(**FAST)
+    world.cluster.wait_gone("namespace", namespace, 60)
+
+
+def test_g14_definitions_that_are_deleted_and_made_again_cost_nothing(
+    world: OperatorWorld,
+) -> None:
+    """G14: a controller that deleted the tenants' namespaces with their volumes."""
+    make(world, ["survivor"], storage={"size": "1Gi", "retain": "Retain"})
+    running(world, ["survivor"])
+    kinds = ("trainingsessions", "tenants", "basemodels", "ratecards")
+    saved = {
+        kind: [
+            {
+                **each,
+                "apiVersion": "gristmill.dev/v1alpha1",
+                "metadata": {
+                    key: each["metadata"][key]
+                    for key in ("name", "namespace", "annotations", "labels")
+                    if key in each["metadata"]
+                },
+            }
+            for each in world.cluster.objects(kind)
+        ]
+        for kind in kinds
+    }
+    kinds_of = {
+        "trainingsessions": "TrainingSession",
+        "tenants": "Tenant",
+        "basemodels": "BaseModel",
+    }
+    definitions = [
+        world.cluster.get("customresourcedefinition", f"{kind}.gristmill.dev") for kind in kinds
+    ]
+    claim = world.cluster.get("persistentvolumeclaim", "survivor-state", "gm-acme")["metadata"][
+        "uid"
+    ]
+    namespace = world.cluster.get("namespace", "gm-acme")["metadata"]["uid"]
+    uid = world.session("survivor")["metadata"]["annotations"]["gristmill.dev/session-id"]
+    names = [each["metadata"]["name"] for each in definitions]
+    world.cluster.kubectl("delete", "crd", *names, "--wait=false")
+    eventually(
+        "they are gone", lambda: all(world.cluster.find("crd", each) is None for each in names), 90
+    )
+    for each in definitions:
+        kept = {"name": each["metadata"]["name"], "labels": each["metadata"].get("labels", {})}
+        fresh = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+        world.cluster.apply({**fresh, "metadata": kept, "spec": each["spec"]})
+    for name in names:
+        world.cluster.wait_condition("crd", name, "Established")
+    objects = [
+        {**each, "kind": kinds_of[kind], "status": {}}
+        for kind in ("tenants", "basemodels", "trainingsessions")
+        for each in saved[kind]
+    ]
+    text = "\n---\n".join(json.dumps(each) for each in objects)
+    eventually("they are served", lambda: world.cluster.try_apply(text).code == 0, 30, 1)
+    assert world.cluster.get("namespace", "gm-acme")["metadata"]["uid"] == namespace
+    found = world.cluster.get("persistentvolumeclaim", "survivor-state", "gm-acme")
+    assert found["metadata"]["uid"] == claim
+    assert "deletionTimestamp" not in found["metadata"]
+    running(world, ["survivor"], 120)
+    assert world.session("survivor")["metadata"]["annotations"]["gristmill.dev/session-id"] == uid
+    assert world.cluster.get("namespace", "gm-acme")["metadata"]["uid"] == namespace
+    clear(world)
+
+
+def test_g18_pods_of_what_is_over_go_at_once_and_the_resource_stays_for_its_time(
+    world: OperatorWorld,
+) -> None:
+    """G18: pods of a finished group that were kept until its TTL."""
+    make(world, ["stopped"], ttlSecondsAfterFinished=12)
+    make(world, ["failed"], ttlSecondsAfterFinished=12, failurePolicy={"maxRestarts": 0})
+    running(world, ["stopped", "failed"])
+    dead = {"phase": "Failed", "message": "it fell over"}
+    kubectl(
+        world, "patch", "pod", "failed-a1-0", "--subresource=status", "--type=merge",
+        f"--patch={json.dumps({'status': dead})}",
+    )  # fmt: skip
+    kubectl(world, "patch", "trainingsession", "stopped", "--type=merge",
+            '--patch={"spec":{"desiredState":"Stopped"}}')  # fmt: skip
+    wait_states(world, {"stopped": "Stopped", "failed": "Failed"}, 20)
+    eventually("no pods", lambda: not world.pods("stopped") and not world.pods("failed"), 5)
+    assert {"stopped", "failed"} <= set(statuses(world))
+    wait_states(world, {"stopped": "", "failed": ""}, 40)
+
+
+def test_g26_conditions_of_others_stay_and_so_do_ours(world: OperatorWorld) -> None:
+    """G26: conditions that two managers wrote over one another."""
+    make(world, ["shared"])
+    running(world, ["shared"])
+    foreign = {
+        "type": "example.com/Scanned", "status": "True", "reason": "Clean", "message": "by another",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    body = {
+        "apiVersion": "gristmill.dev/v1alpha1", "kind": "TrainingSession",
+        "metadata": {"name": "shared", "namespace": "gm-acme"}, "status": {"conditions": [foreign]},
+    }  # fmt: skip
+    world.cluster.kubectl(
+        "apply", "--server-side", "--subresource=status", "--field-manager=scanner", "-f", "-",
+        stdin=yaml.safe_dump(body),
+    )  # fmt: skip
+    ours = {each["type"] for each in statuses(world)["shared"]["conditions"]}
+    assert {"Ready", "PodsReady", "example.com/Scanned"} <= ours
+    before = passes(world)
+    for turn in range(20):
+        # Each kind of turn changes conditions of ours beside the foreign one.
+        kubectl(world, "annotate", "trainingsession", "shared", f"turn={turn}", "--overwrite")
+        tenant_suspended(world, suspended=turn % 2 == 0)
+        wanted = "True" if turn % 2 == 0 else "False"
+        eventually(
+            "seen", lambda w=wanted: world.condition("shared", "Blocked").get("status") == w, 10
+        )
+    assert passes(world) > before + 40
+    found = statuses(world)["shared"]["conditions"]
+    assert {each["type"] for each in found} >= ours
+    assert {k: v for k, v in next(e for e in found if e["type"] == "example.com/Scanned").items()
+            if k in foreign} == foreign  # fmt: skip
+
+
+def passes(world: OperatorWorld) -> float:
+    """How often the operator looked at sessions."""
+    lines = world.operators[-1].ask("/metrics")[1].splitlines()
+    mine = 'reconciles_total{kind="TrainingSession"'
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if mine in line)
+
+
+def tenant_suspended(world: OperatorWorld, *, suspended: bool) -> None:
+    patch = json.dumps({"spec": {"suspended": suspended}})
+    world.cluster.kubectl("patch", "tenant", "acme", "--type=merge", f"--patch={patch}")
+
+
+def writes(world: OperatorWorld, mark: int) -> list[str]:
+    """Of the operator, but for its Lease."""
+    found = world.cluster.audit(mark, user=ACCOUNT, verbs=WRITES)
+    lines = (f"{each['verb']} {each['requestURI']}" for each in found)
+    return [line for line in lines if "/leases/" not in line]
+
+
+def test_g32_a_tenants_namespace_that_is_deleted_by_hand_causes_no_storm(
+    world: OperatorWorld,
+) -> None:
+    """G32: a hot loop of NotFound. The condition says what is; requests stay few."""
+    namespace = world.tenant("handmade")
+    pending = {"apiVersion": "v1", "kind": "ConfigMap",
+               "metadata": {"name": "held", "namespace": namespace, "finalizers": ["example.com/hold"]}}  # fmt: skip
+    world.cluster.apply(pending)
+    world.cluster.delete("namespace", namespace)
+    world.cluster.wait_condition("tenant", "handmade", "NamespaceReady", status="False")
+    found = world.cluster.get("tenant", "handmade")["status"]["conditions"]
+    note = next(each for each in found if each["type"] == "NamespaceReady")
+    assert note["reason"] == "NamespaceTerminating"
+    assert namespace in note["message"]
+    eventually("it is quiet", lambda: not _asked(world, namespace, 3), 30)
+    assert len(_asked(world, namespace, 12)) <= 12
+    world.cluster.kubectl(
+        "patch", "configmap", "held", f"--namespace={namespace}", "--type=merge",
+        '--patch={"metadata":{"finalizers":null}}',
+    )  # fmt: skip
+    world.cluster.wait_condition("tenant", "handmade", "NamespaceReady", seconds=60)
+    assert "deletionTimestamp" not in world.cluster.get("namespace", namespace)["metadata"]
+
+
+def _asked(world: OperatorWorld, namespace: str, seconds: float) -> list[str]:
+    """Requests about the tenant in the next seconds."""
+    mark = world.cluster.audit_mark()
+    time.sleep(seconds)  # nothing tells of requests that are not made
+    found = world.cluster.audit(mark, user=ACCOUNT)
+    return [each["requestURI"] for each in found if "handmade" in each["requestURI"]]
