@@ -12,6 +12,7 @@ from gristmill_contracts.http import Heartbeat, HeartbeatPage
 from gristmill_ledger import schema
 from gristmill_ledger.artifacts import ArtifactStore
 from gristmill_ledger.auth import read_cluster_key
+from gristmill_ledger.costs import Costs
 from gristmill_ledger.database import Database, open_engine
 from gristmill_ledger.directives import answer_heartbeats
 from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, store_heartbeats
@@ -31,6 +32,7 @@ class Ledger:
     def __init__(self, settings: LedgerSettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.costs = Costs(default_book=settings.price_book)
         self.database: Database
         self.cluster_key: bytes | None = None
         """With one, every call is authenticated. Read by `open`."""
@@ -99,10 +101,15 @@ class Ledger:
         while True:
             # Taken before the look: a heartbeat stored during it is not waited for.
             beats = self._beats
-            page = await self.database.read(partial(heartbeats_after, after=after))
+            page = await self.database.read(partial(self._priced_page, after=after))
             if page.heartbeats or self._closing or clock() >= deadline:
                 return page
             await self._beaten_since(beats, min(deadline - clock(), self._look_again_s))
+
+    def _priced_page(self, connection: Connection, after: int) -> HeartbeatPage:
+        page = heartbeats_after(connection, after)
+        self.costs.fill(connection, page.heartbeats)
+        return page
 
     @property
     def _look_again_s(self) -> float:

@@ -100,6 +100,13 @@ def session_book(connection: Connection, uid: str) -> str | None:
     return connection.execute(select(table.book).where(table.session == uid)).scalar_one_or_none()
 
 
+def session_books(connection: Connection, uids: set[str]) -> dict[str, str]:
+    """Price books of those sessions that have one of their own."""
+    table = schema.session_price_book.c
+    rows = connection.execute(select(table.session, table.book).where(table.session.in_(uids)))
+    return {row.session: row.book for row in rows}
+
+
 def session_tenant(connection: Connection, uid: str) -> str | None:
     """The tenant of a session: as it was registered, else as its log was."""
     session, producer = schema.session.c, schema.producer.c

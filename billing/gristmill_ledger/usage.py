@@ -6,7 +6,8 @@ The answer is JSON:
                <session_name when grouped by session>, <kind with include_attempts>,
                "prefill": n, "cached_prefill": n, "sample": n, "train": n, "total": n,
                "operations": n, "operations_unknown": n, "operations_quarantined": n,
-               "cost_pico": n | null, "cost": "0.000123" | null, "cost_reason": text | null}],
+               "cost_pico": n | null, "cost": "0.000123" | null, "cost_reason": text | null,
+               "currency": "USD" | null}],
      "next_cursor": text | null, "currency": "USD" | null, "price_book": "default",
      "lost": [{"tenant", "session", "attempt", "acked_seq", "head_seq": n | null,
                "events": n | null, "reason", "at_us"}], "lost_count": n}
@@ -14,7 +15,8 @@ The answer is JSON:
 `total` is derived. Tokens of operations whose usage is unknown are in no sum: `operations_unknown`
 counts them, and where nothing else is in a row its tokens are null. `cost_pico` (10^-12 of the
 currency) is the exact sum of tokens x price at the start of each operation; null, never 0, where a
-price or the usage is not known. With a token_type filter, or grouped by it, the row holds that type
+price or the usage is not known, or where a row mixes currencies. Each session is priced by its own
+book, else by the ledger's, `price_book`; the answer's `currency` is that of all its rows. With a token_type filter, or grouped by it, the row holds that type
 alone and `operations` counts those that ran some of it.
 """
 
@@ -57,6 +59,7 @@ class Sums:
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOKEN_TYPES, 0))
     with_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOKEN_TYPES, 0))
     cost_pico: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOKEN_TYPES, 0))
+    currencies: set[str] = field(default_factory=set)
     unpriced: dict[str, list[str]] = field(default_factory=dict)
     """Token type -> models that ran some of it at a time without a price."""
     operations: int = 0
@@ -70,7 +73,7 @@ class Sums:
 
 def usage_page(connection: Connection, query: UsageQuery, book: str) -> Json:
     """One page of the answer, as described above."""
-    prices = load_prices(connection, book)
+    prices = PriceBooks(connection=connection)
     rows: list[Json] = []
     next_cursor = None
     with connection.execution_options(stream_results=True).execute(
@@ -85,19 +88,39 @@ def usage_page(connection: Connection, query: UsageQuery, book: str) -> Json:
     return lost_usage(connection, list(_gap_conditions(query))) | {
         "rows": rows,
         "next_cursor": next_cursor,
-        "currency": prices.currency,
+        "currency": _common_currency(rows, prices.of(book).currency),
         "price_book": book,
     }
 
 
+def _common_currency(rows: list[Json], default: str | None) -> str | None:
+    """The currency of all rows; null where they differ. An answer without costs has the default's."""
+    found = {row["currency"] for row in rows if row["currency"] is not None}
+    return found.pop() if len(found) == 1 else None if found else default
+
+
+@dataclass(slots=True, kw_only=True)
+class PriceBooks:
+    """The price books that an answer needs, each read once."""
+
+    connection: Connection
+    lists: dict[str, PriceList] = field(default_factory=dict)
+
+    def of(self, book: str) -> PriceList:
+        if book not in self.lists:
+            self.lists[book] = load_prices(self.connection, book)
+        return self.lists[book]
+
+
 def _statement(query: UsageQuery, book: str) -> Select[*tuple[Any, ...]]:  # Any: columns vary
-    """Sums by (keys, model, price epoch), ordered by the keys, from behind the cursor.
+    """Sums by (keys, model, book, price epoch), ordered by the keys, from behind the cursor.
 
     A price epoch is the newest start of any price at the operation's start: within one, every
     price is constant. Sums are of halves, for SQLite's own overflow at 2^63.
     """
-    event = schema.usage_event.c
-    epoch = _epoch(book).label("epoch")
+    event, own = schema.usage_event.c, schema.session_price_book.c
+    priced_by = func.coalesce(own.book, literal(book)).label("priced_by")
+    epoch = _epoch(priced_by).label("epoch")
     keys = [_key(query, name) for name in query.keys if name != "token_type"]
     sums: list[ColumnElement[Any]] = [func.count().label("operations")]
     for name in TOKEN_TYPES:
@@ -109,17 +132,21 @@ def _statement(query: UsageQuery, book: str) -> Select[*tuple[Any, ...]]:  # Any
         ]
     sums.append(_count_of(event.completeness == "unknown").label("unknown"))
     sums.append(_count_of(event.quarantined.is_not(None)).label("quarantined"))
-    statement = select(*keys, event.model.label("priced_model"), epoch, *sums)
+    statement = select(*keys, event.model.label("priced_model"), priced_by, epoch, *sums)
+    statement = statement.select_from(
+        schema.usage_event.outerjoin(schema.session_price_book, own.session == event.session)
+    )
     statement = statement.where(*_conditions(query, keys))
-    return statement.group_by(*keys, event.model, epoch).order_by(*keys, event.model, epoch)
+    parts = (*keys, event.model, priced_by, epoch)
+    return statement.group_by(*parts).order_by(*parts)
 
 
-def _epoch(book: str) -> ColumnElement[int]:
+def _epoch(book: ColumnElement[str]) -> ColumnElement[int]:
     price = schema.price.c
     newest = (
         select(func.max(price.effective_from_us))
         .where(price.book == book, price.effective_from_us <= schema.usage_event.c.op_start_us)
-        .correlate(schema.usage_event)
+        .correlate(schema.usage_event, schema.session_price_book)
         .scalar_subquery()
     )
     return func.coalesce(newest, NO_PRICE_YET)
@@ -172,7 +199,7 @@ def _gap_conditions(query: UsageQuery) -> Iterator[ColumnElement[bool]]:
         yield gap.at_us < query.until_us
 
 
-def _rows(query: UsageQuery, found: Iterable[Row[Any]], prices: PriceList) -> Iterator[Json]:
+def _rows(query: UsageQuery, found: Iterable[Row[Any]], prices: PriceBooks) -> Iterator[Json]:
     names = [name for name in query.keys if name != "token_type"]
     for values, parts in groupby(found, key=lambda row: tuple(row[: len(names)])):
         keys: Json = dict(zip(names, values, strict=True))
@@ -198,11 +225,14 @@ def _passed(after: tuple[int | str, ...], values: tuple[Any, ...], token_type: s
     return after[:-1] == values and last in TOKEN_TYPES and order(token_type) <= order(last)
 
 
-def _add(parts: Iterable[Row[Any]], prices: PriceList) -> Sums:
-    """Sum the parts of one group, each rated at its own model and price epoch."""
+def _add(parts: Iterable[Row[Any]], books: PriceBooks) -> Sums:
+    """Sum the parts of one group, each rated by its own book, model and price epoch."""
     sums = Sums()
     for part in parts:
         values = part._mapping
+        prices = books.of(values["priced_by"])
+        if prices.currency is not None:
+            sums.currencies.add(prices.currency)
         sums.operations += int(values["operations"])
         sums.unknown += int(values["unknown"])
         sums.quarantined += int(values["quarantined"])
@@ -232,6 +262,7 @@ def _measures(sums: Sums, types: tuple[str, ...], *, billed: bool, by_type: str 
         "cost_pico": cost_pico,
         "cost": None if cost_pico is None else decimal_text(cost_pico),
         "cost_reason": reason,
+        "currency": next(iter(sums.currencies)) if len(sums.currencies) == 1 else None,
     }
 
 
@@ -242,6 +273,8 @@ def _cost(
         return 0, "attempts are not billed"
     if not known:
         return None, "the usage is unknown"
+    if len(sums.currencies) > 1:
+        return None, f"priced in several currencies: {', '.join(sorted(sums.currencies))}"
     missing = [f"{model} {name}" for name in types for model in sums.unpriced.get(name, ())]
     if missing:
         shown = ", ".join(sorted(set(missing))[:5])
