@@ -94,7 +94,11 @@ def make_gateway(
     """key: what operation ids and page tokens are signed with, each with a key derived from it."""
     draining = asyncio.Event()
     room = WaitingRoom(settings.submit_hold_s, draining)
-    directory = Directory(store, None if cluster is None else cluster.tenancy)
+    directory = (
+        Directory(store)
+        if cluster is None
+        else Directory(store, cluster.tenancy, cluster.read_session)
+    )
     ledger = LedgerClient(http, settings.ledger_url, None if cluster is None else cluster.key)
     metrics = Metrics()
     context = RuntimeContext(

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from gristmill_gateway.access import Access
+from gristmill_gateway.directory import ReadSession
 from gristmill_gateway.tenancy import Tenancy
 
 
@@ -16,6 +17,11 @@ class Cluster(Protocol):
 
     @property
     def tenancy(self) -> Tenancy: ...
+    @property
+    def read_session(self) -> ReadSession:
+        """Past all caches."""
+        ...
+
     @property
     def access(self) -> Access: ...
 

@@ -37,6 +37,10 @@ class Endpoint:
     attempt: int
 
 
+ReadSession = Callable[[str, str], TrainingSession]
+"""By namespace and name. Raises NotFoundError."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """Answers at one revision of the store."""
@@ -48,9 +52,16 @@ class _Known:
 class Directory:
     """Reads through to `store`, rows in threads. To be used on one event loop alone."""
 
-    def __init__(self, store: ResourceStore, tenancy: Tenancy | None = None) -> None:
+    def __init__(
+        self,
+        store: ResourceStore,
+        tenancy: Tenancy | None = None,
+        past_cache: ReadSession | None = None,
+    ) -> None:
+        """past_cache: for a store that answers from a cache, how to read a session past it."""
         self._store = store
         self._tenancy = tenancy or NamedTenancy()
+        self._past_cache = past_cache
         self._known = _Known(-1, {})
         self._checked_at = 0.0
         """The store was at `_known.revision` at this time or later."""
@@ -89,6 +100,18 @@ class Directory:
         question = ("sessions", namespace)
         sessions = await self._ask(question, lambda: self._sessions(namespace), as_of)
         return next((each for each in sessions.values() if each.metadata.name == name), None)
+
+    async def fresh(self, session: TrainingSession) -> TrainingSession | None:
+        """The session as it is this moment, before something is refused because of how it was.
+
+        Another gateway may have told its client more than this one knows yet. None = it is gone.
+        """
+        meta = session.metadata
+        read = self._past_cache
+        if read is None:
+            return await self.session_object(meta.namespace, meta.name)
+        question = ("fresh", meta.namespace, meta.name)
+        return await self._ask(question, lambda: _read(read, meta.namespace, meta.name), None)
 
     async def endpoint(
         self, session: TrainingSession, as_of: float | None = None
@@ -151,3 +174,10 @@ class Directory:
         if spec.session_uid != uid:
             return None  # Left over from an earlier session of that name.
         return Endpoint(session=uid, url=spec.endpoint, secret=spec.secret, attempt=spec.attempt)
+
+
+def _read(read: ReadSession, namespace: str, name: str) -> TrainingSession | None:
+    try:
+        return read(namespace, name)
+    except NotFoundError:
+        return None

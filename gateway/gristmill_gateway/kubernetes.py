@@ -172,6 +172,10 @@ class KubernetesStore:
         owner = self._owners.get().get(session_uid(session), session.metadata.uid)
         return owner == session.metadata.uid
 
+    def read_session(self, namespace: str, name: str) -> TrainingSession:
+        """As it is at the API server this moment."""
+        return self._read(TrainingSession, namespace, name)
+
     def _filled(self, kind: type[R]) -> Cache[R]:
         cache = self._caches.get(kind)
         if cache is None:

@@ -1,6 +1,7 @@
 """Asks the API server what an account may do: SubjectAccessReview, remembered for a moment."""
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,8 +16,12 @@ from gristmill_gateway.kubernetes_api import ApiServer
 from gristmill_gateway.kubernetes_objects import SESSIONS, Json
 from gristmill_gateway.wire_errors import AccessDeniedError
 
+logger = logging.getLogger(__name__)
+
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ACCOUNT_PREFIX: Final = "system:serviceaccount:"
+RENEW_S: Final = 1.0
+AWAY_S: Final = 5.0
 EDIT_ROLE: Final = "gristmill-editor"
 
 
@@ -47,6 +52,8 @@ class KubernetesAccess:
         self._clock = clock
         self._kept: OrderedDict[Question, _Answer] = OrderedDict()
         self._asking: dict[Question, asyncio.Task[_Answer]] = {}
+        self._away_until = 0.0
+        """Until then nobody waits for a new answer who has an old one to go by."""
 
     async def check(
         self,
@@ -60,22 +67,36 @@ class KubernetesAccess:
         question = Question(service_account, verb, namespace, name)
         answer = self._kept.get(question)
         if answer is None or not answer.holds(self._clock(), lasting=lasting):
-            try:
-                answer = await self._asked_once(question)
-            except (UnavailableError, OverloadedError):
-                if answer is None or not (lasting and answer.allowed):
-                    raise
+            if answer is not None and lasting and answer.allowed:
+                answer = await self._renewed(question, answer)
+            else:
+                answer = await asyncio.shield(self._ask_once(question))
         if not answer.allowed:
             raise AccessDeniedError(refusal(question, answer.reason))
 
-    async def _asked_once(self, question: Question) -> _Answer:
+    async def _renewed(self, question: Question, known: _Answer) -> _Answer:
+        """A new answer, if one comes soon; else the old one: work does not wait for the API server."""
+        if self._clock() < self._away_until:
+            return known
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ask_once(question)), RENEW_S)
+        except (TimeoutError, UnavailableError, OverloadedError):
+            self._away_until = self._clock() + AWAY_S
+            return known
+
+    def _ask_once(self, question: Question) -> asyncio.Task[_Answer]:
         """Whoever has the same question meanwhile gets the same answer."""
         task = self._asking.get(question)
         if task is None:
             task = asyncio.create_task(self._ask(question))
             self._asking[question] = task
-            task.add_done_callback(lambda _: self._asking.pop(question, None))
-        return await asyncio.shield(task)
+            task.add_done_callback(lambda done: self._answered(question, done))
+        return task
+
+    def _answered(self, question: Question, done: asyncio.Task[_Answer]) -> None:
+        self._asking.pop(question, None)
+        if not done.cancelled() and done.exception() is not None:
+            logger.info("review_unanswered", extra={"reason": str(done.exception())})
 
     async def _ask(self, question: Question) -> _Answer:
         asked_at = self._clock()

@@ -7,6 +7,7 @@ import aiohttp
 
 from gristmill_contracts import secrets
 from gristmill_contracts.errors import InvalidRequestError, UnavailableError
+from gristmill_gateway.directory import ReadSession
 from gristmill_gateway.kubernetes import KubernetesStore
 from gristmill_gateway.kubernetes_access import KubernetesAccess
 from gristmill_gateway.kubernetes_api import ApiServer, api_access, open_api_http
@@ -23,6 +24,10 @@ class KubernetesCluster:
     tenancy: DeclaredTenancy
     access: KubernetesAccess
     http: aiohttp.ClientSession
+
+    @property
+    def read_session(self) -> ReadSession:
+        return self.store.read_session
 
     def start(self) -> None:
         self.store.start()

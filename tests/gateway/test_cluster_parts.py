@@ -129,11 +129,14 @@ class Reviews:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.down = False
+        self.hangs = False
 
     async def create(self, _path: str, content: dict[str, Any]) -> dict[str, Any]:
         if self.down:
             raise UnavailableError("the API server did not answer")
         self.asked.append(content["spec"])
+        if self.hangs:
+            await asyncio.Event().wait()
         verb = content["spec"]["resourceAttributes"]["verb"]
         return {"status": {"allowed": verb == "create", "reason": "RBAC says so"}}
 
@@ -199,6 +202,18 @@ async def test_a_lasting_yes_outlives_an_api_server_that_is_away_and_a_no_does_n
         await access.check(*who)  # type: ignore[arg-type]
     with pytest.raises(UnavailableError):
         await access.check("system:serviceaccount:gm-a:bot", "update", "gm-a", lasting=True)
+
+
+async def test_work_does_not_wait_for_an_api_server_that_hangs() -> None:
+    reviews, now = Reviews(), [0.0]
+    access = KubernetesAccess(reviews, lambda: now[0])  # type: ignore[arg-type]
+    who = ("system:serviceaccount:gm-a:bot", "create", "gm-a")
+    await access.check(*who, lasting=True)  # type: ignore[arg-type]
+    reviews.hangs = True
+    now[0] = 2 * limits.ACCESS_LASTING_S
+    async with asyncio.timeout(5):
+        for _ in range(20):
+            await access.check(*who, lasting=True)  # type: ignore[arg-type]
 
 
 async def test_a_question_that_many_have_at_once_is_asked_once() -> None:

@@ -33,6 +33,9 @@ class RuntimeContext:
     result_wait_s: float = limits.RESULT_WAIT_S_MAX
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
+    async def fresh(self, session: TrainingSession) -> TrainingSession | None:
+        return await self.directory.fresh(session)
+
     async def namespace(self, tenant: str) -> str:
         return await self.directory.namespace(tenant)
 

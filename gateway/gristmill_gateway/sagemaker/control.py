@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import (
@@ -16,7 +17,7 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import SessionView
 from gristmill_contracts.ids import new_session_uid
-from gristmill_contracts.session import TrainingSession
+from gristmill_contracts.session import State, TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.usage import Counts
 from gristmill_gateway import locations
@@ -44,6 +45,8 @@ from gristmill_sessions.identity import session_name, session_uid
 Body = dict[str, Any]  # Any: JSON
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 POLL_S = 0.05
 """How often a held create looks whether the store changed: one read of a number."""
@@ -217,8 +220,7 @@ async def stop_training_session(context: Context, caller: Caller, body: Body) ->
     name = request.training_session_name
     for _ in range(UPDATE_TRIES_MAX):
         session = await _permitted_session(context, caller, "patch", name)
-        status = control_session.reported_status(session, await context.session_view(session))
-        control_session.check_stop(name, status)
+        session, _ = await _checked(context, session, control_session.check_stop)
         wish = control_session.with_stop_wish(
             session, by_annotation=context.in_cluster, now=datetime.now(UTC)
         )
@@ -237,8 +239,8 @@ async def delete_training_session(context: Context, caller: Caller, body: Body) 
     request = read_request(NamedSession, "DeleteTrainingSession", body)
     name = request.training_session_name
     session = await _permitted_session(context, caller, "delete", name)
-    status = control_session.reported_status(session, await context.session_view(session))
-    if control_session.check_delete(name, status):
+    session, wanted = await _checked(context, session, control_session.check_delete)
+    if wanted:
         meta = session.metadata
         try:
             await asyncio.to_thread(
@@ -248,6 +250,22 @@ async def delete_training_session(context: Context, caller: Caller, body: Body) 
             return {}
         logger.info("session_delete_requested", extra=_extra(caller, session))
     return {}
+
+
+async def _checked(
+    context: Context, session: TrainingSession, check: Callable[[str, State], T]
+) -> tuple[TrainingSession, T]:
+    """The session, and what a check of its status says. Refused only as it is this moment."""
+    name = session_name(session)
+    status = control_session.reported_status(session, await context.session_view(session))
+    try:
+        return session, check(name, status)
+    except InvalidRequestError:
+        current = await context.fresh(session)
+        if current is None or current == session:
+            raise
+    status = control_session.reported_status(current, await context.session_view(current))
+    return current, check(name, status)
 
 
 def _extra(caller: Caller, session: TrainingSession) -> dict[str, str]:

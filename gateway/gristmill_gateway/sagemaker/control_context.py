@@ -49,6 +49,10 @@ class Context(Protocol):
         """Where the tenant's sessions lie. Raises UnavailableError while that is nowhere."""
         ...
 
+    async def fresh(self, session: TrainingSession) -> TrainingSession | None:
+        """The session as it is this moment; None = it is gone. Raises UnavailableError."""
+        ...
+
     async def session_view(self, session: TrainingSession) -> SessionView | None:
         """What the session's meter says now; None where there is no meter or it cannot be reached."""
         ...

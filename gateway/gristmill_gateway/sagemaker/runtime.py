@@ -27,12 +27,13 @@ from gristmill_contracts.session import TrainingSession
 from gristmill_gateway.call import Call
 from gristmill_gateway.caller import Caller
 from gristmill_gateway.hold import hold
-from gristmill_gateway.operation_ids import make_operation_id, read_operation_id
+from gristmill_gateway.operation_ids import make_operation_id
 from gristmill_gateway.sagemaker import packages, results
 from gristmill_gateway.sagemaker.context import RuntimeContext
 from gristmill_gateway.sagemaker.documents import Document, read_object
 from gristmill_gateway.sagemaker.runtime_sessions import (
     has_ended,
+    named_operation,
     require_session,
     require_taking,
     session_facts,
@@ -187,8 +188,8 @@ async def _held_view(
 ) -> OperationView | None:
     """The operation once it ended, or as it is when the wait is over; None = not known now."""
     name, operation_id, stream = which
-    session = await require_session(context.directory, caller, name)
-    operation = read_operation_id(context.operation_key, operation_id, session_uid(session), stream)
+    known = await require_session(context.directory, caller, name)
+    session, operation = await named_operation(context, known, operation_id, stream)
     work = wait_for_end(context, session, operation, context.result_wait_s, caller.as_of)
     return await hold(call.connection, context.draining, work)
 

@@ -2,15 +2,22 @@
 
 from typing import Final
 
-from gristmill_contracts.errors import ConflictError, NotFoundError
+from gristmill_contracts.errors import (
+    ConflictError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from gristmill_contracts.ids import OpId, Stream
 from gristmill_contracts.session import State, TrainingSession
 from gristmill_gateway import locations
 from gristmill_gateway.caller import Caller
 from gristmill_gateway.directory import Directory
+from gristmill_gateway.operation_ids import read_operation_id
 from gristmill_gateway.sagemaker import control_session
 from gristmill_gateway.sagemaker.context import RuntimeContext
 from gristmill_gateway.sagemaker.model_facts import SessionFacts
-from gristmill_sessions.identity import session_name
+from gristmill_sessions.identity import session_name, session_uid
 
 TAKING: Final[frozenset[State]] = frozenset({"Running", "Blocked"})
 
@@ -28,12 +35,42 @@ async def require_taking(context: RuntimeContext, caller: Caller, name: str) -> 
     session = await require_session(context.directory, caller, name)
     namespace = session.metadata.namespace
     await context.access.check(caller.service_account, "update", namespace, lasting=True)
-    status = control_session.reported_status(session, None)
-    if status not in TAKING:
-        raise ConflictError(
-            f"Training session {name} is {status}; operations are taken while it is Running or Blocked"
-        )
-    return session
+    if _takes(session):
+        return session
+    current = await _fresh(context, session)
+    if current is not None and _takes(current):
+        return current
+    status = "Deleting" if current is None else control_session.reported_status(current, None)
+    raise ConflictError(
+        f"Training session {name} is {status}; operations are taken while it is Running or Blocked"
+    )
+
+
+def _takes(session: TrainingSession) -> bool:
+    return control_session.reported_status(session, None) in TAKING
+
+
+async def _fresh(context: RuntimeContext, session: TrainingSession) -> TrainingSession | None:
+    """As it is this moment, else as it was last known."""
+    try:
+        return await context.directory.fresh(session)
+    except (UnavailableError, OverloadedError):
+        return session
+
+
+async def named_operation(
+    context: RuntimeContext, session: TrainingSession, operation_id: str, stream: Stream
+) -> tuple[TrainingSession, OpId]:
+    """The operation of an id, and its session. Raises NotFoundError where it is none of the session's."""
+    key = context.operation_key
+    try:
+        return session, read_operation_id(key, operation_id, session_uid(session), stream)
+    except NotFoundError:
+        current = await _fresh(context, session)
+        if current is None or session_uid(current) == session_uid(session):
+            raise
+    # Made again under the same name a moment ago, at another gateway.
+    return current, read_operation_id(key, operation_id, session_uid(current), stream)
 
 
 def has_ended(session: TrainingSession) -> bool:

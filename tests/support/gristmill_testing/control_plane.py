@@ -48,6 +48,9 @@ class FakeContext:
     access: Access = field(default_factory=OwnersAccess)
     in_cluster: bool = False
 
+    async def fresh(self, session: TrainingSession) -> TrainingSession | None:
+        return session
+
     async def namespace(self, tenant: str) -> str:
         return tenant
 
