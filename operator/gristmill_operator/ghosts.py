@@ -147,7 +147,11 @@ class Sweeper:
         return self.intake.take(kind, found)
 
     async def _list(self, kind: Kind) -> list[Json]:
-        listed, version = await self.client.list_metadata(kind)
+        try:
+            listed, version = await self.client.list_metadata(kind)
+        except NotFoundError:
+            # The definition was removed, and all objects with it.
+            return []
         number = int(version) if version.isdecimal() else 0
         if number < self._versions.get(kind, 0):
             raise TurnedBackError(

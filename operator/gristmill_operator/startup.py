@@ -42,6 +42,13 @@ async def check(client: ApiClient, system_namespace: str) -> bool:
     return minor >= STREAMING_SINCE
 
 
+async def wait_for_kinds(client: ApiClient) -> None:
+    """Return once all of our kinds are served: a watch that begins before never sees the missing ones."""
+    while absent := await patiently(lambda: _absent_kinds(client)):
+        logger.warning("definitions_missing", extra={"kinds": absent})
+        await asyncio.sleep(RETRY_S)
+
+
 async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask until the API server answers."""
     while True:

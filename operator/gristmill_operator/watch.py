@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -123,12 +123,15 @@ class Watcher:
     settings: kopf.OperatorSettings
     loop: asyncio.AbstractEventLoop
     """Where the intake lives."""
+    served: Callable[[], Awaitable[None]]
+    """Returns once the API server serves all that is watched."""
     restarted: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         """Watch until cancelled; start again when kopf gives up. Raises UnavailableError if that is all it does."""
         ended: list[float] = []
         while True:
+            await self.served()
             done: asyncio.Future[str] = self.loop.create_future()
             stop = threading.Event()
             arguments = (done, stop)

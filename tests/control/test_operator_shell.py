@@ -204,6 +204,47 @@ def test_an_api_server_that_is_away_is_no_reason_to_restart(shell_world: Operato
     shell_world.wait_state("after", "Running")
 
 
+def test_a_leader_that_cannot_renew_ends_before_another_may_lead(
+    shell_world: OperatorWorld,
+) -> None:
+    shell_world.stop_operators()
+    operator = shell_world.start_operator()
+    eventually("it leads", lambda: json.loads(operator.ask("/readyz")[1])["leads"], 30)
+    began = time.monotonic()
+    shell_world.proxy.inject("refuse", "^PATCH .*/leases/", times=1000)
+    assert operator.process.wait(20) == 1
+    assert time.monotonic() - began < 15, "the Lease would be another's by then"
+    assert "lease_lost" in operator.log.read_text()
+    shell_world.proxy.heal()
+    shell_world.operators.remove(operator)
+    shell_world.start_operator()
+
+
+def test_definitions_that_are_removed_and_made_again_are_watched_again(
+    shell_world: OperatorWorld,
+) -> None:
+    cluster = shell_world.cluster
+    definition = json.loads(
+        cluster.kubectl("get", "crd", "ratecards.gristmill.dev", "--output=json")
+    )
+    kept = {"metadata", "spec", "apiVersion", "kind"}
+    definition = {name: value for name, value in definition.items() if name in kept}
+    marks = ("name", "labels", "annotations")
+    definition["metadata"] = {k: v for k, v in definition["metadata"].items() if k in marks}
+    pods = shell_world.pod_uids()
+    cluster.kubectl("delete", "crd", "ratecards.gristmill.dev")
+    eventually(
+        "the watches have ended",
+        lambda: "watch_ended" in shell_world.operators[-1].log.read_text(),
+        60,
+    )
+    cluster.apply(definition)
+    cluster.wait_condition("crd", "ratecards.gristmill.dev", "Established")
+    shell_world.cluster.apply(session("reborn"))
+    shell_world.wait_state("reborn", "Running", seconds=60)
+    assert pods <= shell_world.pod_uids(), "nothing that ran was touched"
+
+
 def test_the_metrics_tell_what_it_does(shell_world: OperatorWorld) -> None:
     text = shell_world.operators[-1].ask("/metrics")[1]
     for name in (

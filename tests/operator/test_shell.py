@@ -17,6 +17,7 @@ from gristmill_contracts.errors import (
 from gristmill_contracts.http import Heartbeat, HeartbeatPage, SessionView
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.usage import Counts
+from gristmill_operator.__main__ import main
 from gristmill_operator.bucket import TokenBucket
 from gristmill_operator.budget import WriteBudget
 from gristmill_operator.cache import ObjectCache
@@ -421,3 +422,26 @@ def test_every_watched_kind_is_asked_for() -> None:
 def test_no_right_to_list_secrets_is_asked_for() -> None:
     verbs = {right.verb for right in needed("x") if right.resource == "secrets"}
     assert verbs == {"get"}
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name in ("LEDGER_URL", "QPS", "BURST", "WORKERS", "SWEEP_S", "METER_IMAGE"):
+        assert f"GRISTMILL_OPERATOR_{name}" in text
+
+
+def test_a_misspelt_setting_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GRISTMILL_OPERATOR_LEDGER_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("GRISTMILL_OPERATOR_WORKRES", "3")
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert "GRISTMILL_OPERATOR_WORKRES" in capsys.readouterr().err
