@@ -32,7 +32,7 @@ from gristmill_operator.pod_view import Devices, NodeView, node_view, pod_view
 from gristmill_operator.seams import Cache, Heartbeats, Json
 from gristmill_operator.settings import OperatorSettings
 from gristmill_sessions.cluster import Cluster, ModelView, Pod, TenantView, Volume
-from gristmill_sessions.identity import session_uid
+from gristmill_sessions.identity import session_name, session_uid
 from gristmill_sessions.observed import Observed
 from gristmill_sessions.queue import position, waits
 
@@ -73,6 +73,7 @@ class ClusterObserver:
             workers_max=WORKERS_MAX,
             cluster=Cluster(
                 pods=self._pods(session, model, now_us),
+                name_holder=self._name_holder(session),
                 tenant=self._tenant_view(session, tenant, now_us),
                 model=self._model_view(session, tenant, model, options),
                 pins=self._pins(session, tenant, model, options),
@@ -170,6 +171,16 @@ class ClusterObserver:
             places[uid] = now_us + PLACE_KEPT_US
         return place
 
+    def _name_holder(self, session: TrainingSession) -> str:
+        """Asked until the session is accepted: to compare each with all others is dear."""
+        if conditions.is_true(session.status.conditions, conditions.ACCEPTED):
+            return ""
+        name, age = session_name(session), _age(session)
+        for other in self.parsed.sessions(session.metadata.namespace):
+            if session_name(other) == name and _age(other) < age:
+                return other.metadata.name
+        return ""
+
     # --- what it runs on -------------------------------------------------------------------------
 
     def _model_view(
@@ -209,7 +220,7 @@ class ClusterObserver:
         if isinstance(mount, WeightsRefused):
             return mount.message
         if tenant is not None:
-            missing = missing_profiles(_seating(session, tenant, model, options))
+            missing = missing_profiles(session, tenant)
             if missing:
                 return (
                     f"tenant {tenant.metadata.name!r} has no egress profile {', '.join(missing)}; "
@@ -255,6 +266,11 @@ class ClusterObserver:
             unflushed=labels.UNFLUSHED in (meta.get("labels") or {}),
             owned=any(each["uid"] == session.metadata.uid for each in owners),
         )
+
+
+def _age(session: TrainingSession) -> tuple[int, str]:
+    """Older sessions first; no two are of one age."""
+    return session.metadata.creation_time_us, session.metadata.uid
 
 
 def is_deleted(body: Json | None) -> bool:

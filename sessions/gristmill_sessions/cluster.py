@@ -182,6 +182,8 @@ class Cluster:
     settled: bool = True
     """The caches hold all that we did to this session (expectations, our last status). Nothing is planned before."""
     pods: tuple[Pod, ...] = ()
+    name_holder: str = ""
+    """An older session of the namespace that is called the same; "" = none, or it was not asked any more."""
     tenant: TenantView = field(default_factory=TenantView)
     model: ModelView = field(default_factory=ModelView)
     pins: PinnedStatus = field(default_factory=PinnedStatus)

@@ -62,6 +62,8 @@ CREATED: list[Row] = [
      "ModelDeprecated", ("successor",)),
     ("unknown profile", world(new(), model=model(profile_found=False, profiles=("big", "default"))), "Created",
      "Accepted", "False", "ProfileNotFound", ("'default'", "big, default")),
+    ("name taken", world(new(), name_holder="older"), "Created", "Accepted", "False", "NameTaken",
+     ("'older'", "displayName")),
     ("full training", world(new(full={})), "Created", "Accepted", "False", "FullTrainingNotServed", ("spec.lora",)),
     ("parked from the start", world(new(desired_state="Parked")), "Created", "Accepted", "False", "ParkingNotServed",
      ("not served yet", "Running")),

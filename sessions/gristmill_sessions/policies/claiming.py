@@ -8,6 +8,7 @@ from gristmill_contracts.resources import Condition
 from gristmill_contracts.session import QueueStatus, WorkersStatus
 from gristmill_sessions.attempts import cluster_of, is_started, ranks
 from gristmill_sessions.cluster import ModelView, TenantView
+from gristmill_sessions.identity import session_name
 from gristmill_sessions.observed import Adopt, Observed, Plan, Register
 
 ASK_AGAIN_S: Final = 5
@@ -31,12 +32,16 @@ def acceptance(observed: Observed) -> Plan | None:
     if observed.attempt > 0:
         return None
     found = _tenant_refuses(observed) or _model_refuses(observed) or _spec_refuses(observed)
+    found = found or _name_refuses(observed)
     if found is None:
         return None
+    # Nobody tells a session of the end of another one.
+    asks = cluster_of(observed).name_holder != ""
     return Plan(
         policy="acceptance",
         conditions=(condition(conditions.ACCEPTED, False, *found), *not_started(observed)),
         status={"queue": None},
+        again_at_us=observed.now_us + ASK_AGAIN_S * 1_000_000 if asks else None,
     )
 
 
@@ -103,6 +108,19 @@ def _spec_refuses(observed: Observed) -> tuple[str, str] | None:
     if spec.desired_state == "Parked":
         return "ParkingNotServed", PARKING
     return None
+
+
+def _name_refuses(observed: Observed) -> tuple[str, str] | None:
+    """Clients name a session by its display name, and its checkpoints lie under it."""
+    holder = cluster_of(observed).name_holder
+    if not holder:
+        return None
+    return (
+        "NameTaken",
+        f"TrainingSession {holder!r} of this namespace is called {session_name(observed.session)!r}, too: "
+        "clients could not tell them apart. Delete this one and choose another spec.displayName, or "
+        "delete the other; this one starts then",
+    )
 
 
 PARKING: Final = (
