@@ -106,8 +106,8 @@ class Placer:
         made: list[Awaitable[None]] = []
         if seating.workers > 1:
             made.append(self._apply(SERVICES, rank_names(seating), seating.session))
-            made.append(self._write(NETWORK_POLICIES, session_mesh(seating)))
-        egress = session_egress(seating)
+            made.append(self._write(NETWORK_POLICIES, session_mesh(seating.session)))
+        egress = session_egress(seating.session, seating.tenant, seating.options.network)
         if egress is not None:
             made.append(self._write(NETWORK_POLICIES, egress))
         if seating.profile.dra is not None:
@@ -211,8 +211,8 @@ def fitted(wanted: Manifest, found: Json) -> Manifest:
     """A claim keeps class and access modes for life, and never gets smaller."""
     there, spec = found["spec"], dict(wanted["spec"])
     spec["accessModes"] = there["accessModes"]
-    spec.pop("storageClassName", None)
-    if there.get("storageClassName"):
+    if spec.pop("storageClassName", None) and there.get("storageClassName"):
+        # Where none was asked for, the cluster's default is not ours to ask for.
         spec["storageClassName"] = there["storageClassName"]
     sizes = (spec["resources"]["requests"]["storage"], there["resources"]["requests"]["storage"])
     if (quantity(sizes[0]) or 0) < (quantity(sizes[1]) or 0):

@@ -20,6 +20,7 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import TenantAccount
 from gristmill_contracts.resources import Condition
+from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.units import now_us
 from gristmill_operator.children.manifest import Manifest, asked
@@ -33,12 +34,14 @@ from gristmill_operator.children.options import ChildOptions, child_options
 from gristmill_operator.codec import status_patch, tenant_from
 from gristmill_operator.drift import differs
 from gristmill_operator.kinds import CLAIMS, NAMESPACES, SECRETS, SESSIONS, TENANTS, Kind
+from gristmill_operator.parsed import Parsed
 from gristmill_operator.problems import AlreadyExistsError
 from gristmill_operator.seams import Cache, Cluster, Json, Recorder
 from gristmill_operator.settings import OperatorSettings
 from gristmill_operator.tenant_children import (
     Wanted,
     access_children,
+    growths,
     key_children,
     network_children,
     outdated,
@@ -86,9 +89,11 @@ class TenantReconciler:
     settings: OperatorSettings
     clock: Callable[[], int] = now_us
     _options: ChildOptions = field(init=False)
+    _parsed: Parsed = field(init=False)
 
     def __post_init__(self) -> None:
         self._options = child_options(self.settings)
+        self._parsed = Parsed(cache=self.cache)
 
     async def reconcile(self, name: str) -> float | None:
         body = self.cache.get(TENANTS, "", name)
@@ -165,7 +170,8 @@ class TenantReconciler:
             ready = [_namespace_note(False, "AccessRefused", refused)]
             again_s.append(RIGHTS_AGAIN_S if claim.verdict == "New" else REFUSED_AGAIN_S)
             return Outcome(conditions=ready, again_s=min(again_s))
-        network = await self._refusal(tenant, network_children(tenant, self._options))
+        sessions = self._parsed.sessions(namespace_name(tenant))
+        network = await self._refusal(tenant, network_children(tenant, sessions, self._options))
         quota = await self._refusal(tenant, quota_children(tenant))
         keys = await self._keys(tenant)
         if network or quota or keys:
@@ -174,6 +180,7 @@ class TenantReconciler:
             ready = [_namespace_note(False, "KeysRefused", keys)]
         account_id, away = await self._account(tenant)
         again_s += [LEDGER_AGAIN_S] if away else []
+        await self._grow(tenant, sessions)
         purged_s = await self._purge(tenant)
         again_s += [] if purged_s is None else [purged_s]
         notes = [
@@ -246,6 +253,19 @@ class TenantReconciler:
             return (await self.ledger.put_tenant(tenant.metadata.name)).account_id, ""
         except UnavailableError as error:
             return "", error.message
+
+    async def _grow(self, tenant: Tenant, sessions: Sequence[TrainingSession]) -> None:
+        """A class that lets no volume grow says so; the sessions run on with what they have."""
+        namespace = namespace_name(tenant)
+        for growth in growths(sessions, self.cache.list(CLAIMS, namespace)):
+            name = growth.claim["metadata"]["name"]
+            patch: Json = {"spec": {"resources": {"requests": {"storage": growth.size}}}}
+            try:
+                await self.cluster.merge_patch(CLAIMS, namespace, name, patch)
+            except REFUSALS as error:
+                body = self.cache.get(TENANTS, "", tenant.metadata.name)
+                if body is not None:
+                    self._tell(body, "VolumeNotGrown", error.message, warning=True)
 
     async def _purge(self, tenant: Tenant) -> float | None:
         """Remove kept volumes whose time is over. Seconds until the next one's is."""

@@ -373,3 +373,36 @@ async def test_release_takes_our_finalizer_alone(bench: Bench) -> None:
 def replace_finalizers(session: TrainingSession, finalizers: list[str]) -> TrainingSession:
     meta = session.metadata.model_copy(update={"finalizers": finalizers})
     return session.model_copy(update={"metadata": meta})
+
+
+async def test_a_profile_that_the_tenant_loses_is_closed_to_running_sessions(bench: Bench) -> None:
+    cluster = bench.cluster
+    profiles = [{"name": "hub", "cidrs": ["203.0.113.0/24"]}]
+    cluster.apply(tenant(TENANT, network={"egressProfiles": profiles}))
+    await bench.tenant(TENANT)
+    try:
+        await placed(bench, "egress", egressProfiles=["hub"], workers=2)
+        spec = cluster.get("networkpolicy", "egress-egress", NAMESPACE)["spec"]
+        assert spec["egress"] == [{"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}]
+        cluster.kubectl("delete", "networkpolicy", "egress-mesh", f"--namespace={NAMESPACE}")
+        await bench.tenant(TENANT)
+        assert cluster.find("networkpolicy", "egress-mesh", NAMESPACE) is not None
+    finally:
+        cluster.apply(tenant(TENANT))
+        await bench.tenant(TENANT)
+    assert cluster.find("networkpolicy", "egress-egress", NAMESPACE) is None
+    assert cluster.find("networkpolicy", "egress-mesh", NAMESPACE) is not None
+
+
+async def test_the_volume_of_a_running_session_grows_where_its_class_lets_it(bench: Bench) -> None:
+    await placed(bench, "larger")
+    cluster = bench.cluster
+    cluster.kubectl(
+        "patch", "trainingsession", "larger", f"--namespace={NAMESPACE}", "--type=merge",
+        '--patch={"spec":{"storage":{"size":"2Gi"}}}',
+    )  # fmt: skip
+    await bench.tenant(TENANT)
+    # Nothing provisions here, so that the API server takes no growth; it is told, and all else goes on.
+    assert "VolumeNotGrown" in bench.recorder.reasons
+    ready = cluster.get("tenant", TENANT)["status"]["conditions"]
+    assert {"Ready": "True"}.items() <= {each["type"]: each["status"] for each in ready}.items()

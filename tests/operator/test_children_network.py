@@ -142,12 +142,12 @@ def test_ranges_that_give_nothing_are_named() -> None:
 
 def test_a_session_reaches_what_its_profiles_say_and_its_own_ranks() -> None:
     tenant = a_tenant(network={"egressProfiles": [{"name": "hub", "cidrs": ["203.0.113.0/24"]}]})
-    asking = a_seating(a_session(egress_profiles=["hub"]), tenant)
-    made = session_egress(asking)
+    asking, network = a_session(egress_profiles=["hub"]), options().network
+    made = session_egress(asking, tenant, network)
     assert made is not None
     assert made["spec"]["egress"] == [{"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}]
-    assert session_egress(a_seating(a_session(), tenant)) is None
-    assert missing_profiles(a_seating(a_session(egress_profiles=["hub", "x"]), tenant)) == ["x"]
+    assert session_egress(a_session(), tenant, network) is None
+    assert missing_profiles(a_session(egress_profiles=["hub", "x"]), tenant) == ["x"]
     mesh = session_mesh(asking)["spec"]
     same = {"matchLabels": {labels.SESSION: "run"}}
     assert mesh["podSelector"] == same
