@@ -12,7 +12,7 @@ from typing import Final
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from gristmill_ledger.logs import configure
 from gristmill_ledger.prices import seed_example_prices
@@ -20,6 +20,8 @@ from gristmill_ledger.settings import LedgerSettings
 
 log = logging.getLogger(__name__)
 ADVISORY_LOCK: Final = 0x6772_6973_746D  # "gristm"
+TABLE_LOCK_S: Final = 60
+"""How long a step may wait for replicas of the version before, which serve on meanwhile."""
 
 
 def main() -> int:
@@ -43,7 +45,7 @@ def migrate(engine: Engine, revision: str = "head") -> None:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     with engine.begin() as connection:
         if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+            _take_turn(connection)
         config.attributes["connection"] = connection
         try:
             command.upgrade(config, revision)
@@ -55,6 +57,13 @@ def migrate(engine: Engine, revision: str = "head") -> None:
         if revision == "head":
             seed_example_prices(connection)
     log.info("ledger_migrated", extra={"revision": revision, "dialect": engine.dialect.name})
+
+
+def _take_turn(connection: Connection) -> None:
+    """Wait for whoever migrates now, however long that takes; but not so for the tables' locks."""
+    connection.execute(text("SET LOCAL lock_timeout = 0"))
+    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+    connection.execute(text(f"SET LOCAL lock_timeout = '{TABLE_LOCK_S}s'"))
 
 
 if __name__ == "__main__":
