@@ -76,8 +76,8 @@ class LedgerArtifactStore:
         try:
             path = _path(tenant, f"{bucket}/{_checked(bucket, key)}")
             self._run(self._ledger.exchange("DELETE", path))
-        except NotFoundError:
-            return
+        except (NotFoundError, InvalidRequestError):
+            return  # What cannot be there is removed already.
 
     def read(self, tenant: str, path: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of an artifact."""

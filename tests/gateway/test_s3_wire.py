@@ -20,10 +20,14 @@ from gristmill_testing.control_app import ACCOUNTS, SECRET, gateway_app, key_id
 from gristmill_testing.loopback_server import serve
 
 
-@pytest.fixture(name="served", scope="module")
-def served_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+@pytest.fixture(name="served", scope="module", params=["folder", "ledger"])
+def served_fixture(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path]]:
+    """Over the folder itself, as on one machine, and over the ledger that keeps it, as in a cluster."""
     folder = tmp_path_factory.mktemp("s3")
-    with serve(gateway_app(folder, [])) as url:
+    app = gateway_app(folder, [], artifacts_at_ledger=request.param == "ledger")
+    with serve(app) as url:
         yield url, folder / "artifacts"
 
 

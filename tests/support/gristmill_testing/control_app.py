@@ -14,6 +14,9 @@ from gristmill_contracts.credentials import AccessKey, AccessKeySpec
 from gristmill_contracts.resources import Metadata
 from gristmill_contracts.tenant import Tenant, TenantStatus
 from gristmill_gateway.app import make_app, make_gateway, open_http
+from gristmill_gateway.s3 import S3Wire
+from gristmill_gateway.s3_front import S3Front
+from gristmill_gateway.s3_ledger_store import LedgerArtifactStore
 from gristmill_gateway.settings import GatewaySettings
 from gristmill_sessions.local import LocalStore
 from gristmill_testing.control_plane import FakeContext, running_control_plane
@@ -26,18 +29,28 @@ def key_id(tenant: str) -> str:
     return f"key-{tenant}"
 
 
-def gateway_app(folder: Path, contexts: list[FakeContext]) -> Starlette:
-    """The gateway, started with its ledger; their insides are put into `contexts` once they run."""
+def gateway_app(
+    folder: Path, contexts: list[FakeContext], *, artifacts_at_ledger: bool = False
+) -> Starlette:
+    """The gateway, started with its ledger; their insides are put into `contexts` once they run.
+
+    artifacts_at_ledger: as in a cluster, the ledger keeps `<folder>/artifacts`.
+    """
     gateways: list[Starlette] = []
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with running_control_plane(folder) as context:
+        ledger = {"artifacts_dir": folder / "artifacts"} if artifacts_at_ledger else {}
+        async with running_control_plane(folder, **ledger) as context:
             _register(context.store)
             settings = GatewaySettings(
                 ledger_url=context.ledger_admin.url, artifacts_dir=folder / "artifacts"
             )
             gateway = make_gateway(settings, context.store, b"k" * 32, open_http())
+            if artifacts_at_ledger:
+                wire = S3Wire(LedgerArtifactStore(context.ledger), b"key")
+                parts = gateway.context
+                gateway.front.s3 = S3Front(wire, parts.directory, parts.access)
             app = make_app(gateway)
             async with app.router.lifespan_context(app):
                 gateways.append(app)
