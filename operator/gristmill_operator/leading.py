@@ -50,6 +50,7 @@ class SessionIndex:
     gone: Callable[[str], None] = lambda uid: None
     """Told of the uid of each session resource that is gone."""
     clock: Callable[[], float] = time.monotonic
+    _born: dict[SessionUid, str] = field(default_factory=dict)
     changed_at: float = float("-inf")
     """When a session or a child of one last changed."""
 
@@ -63,10 +64,29 @@ class SessionIndex:
         if kind != SESSIONS:
             return
         if after is not None:
-            self.keys[_identity(after)] = session_key(after)
+            self._put(after)
         elif before is not None:
-            self.keys.pop(_identity(before), None)
+            if self.keys.get(_identity(before)) == session_key(before):
+                del self.keys[_identity(before)]
+                self._born.pop(_identity(before), None)
             self.gone(before["metadata"]["uid"])
+
+    def _put(self, body: Json) -> None:
+        """Of two resources that claim one identity, it belongs to the older one."""
+        identity, key, born = _identity(body), session_key(body), _birth(body)
+        known = self.keys.get(identity)
+        if known is not None and known != key and self._born[identity] < born:
+            logger.warning(
+                "session_identity_claimed",
+                extra={"session": identity, "namespace": key.namespace, "session_name": key.name},
+            )
+            return
+        self.keys[identity], self._born[identity] = key, born
+
+
+def _birth(body: Json) -> str:
+    """RFC 3339 in UTC: comparable as text."""
+    return str(body["metadata"].get("creationTimestamp", ""))
 
 
 def _identity(body: Json) -> SessionUid:

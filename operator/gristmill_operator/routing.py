@@ -79,6 +79,12 @@ def _of_session(before: Json | None, after: Json | None, cache: ObjectCache) -> 
         model = ((body.get("spec") or {}).get("baseModelRef") or {}).get("name")
         if model:
             yield Key("BaseModel", "", model)
+    elif after is not None and _generation(before) != _generation(after):
+        # What its tenant's namespace lets it do may follow from its spec: volumes, egress.
+        namespace = cache.get(NAMESPACES, "", body["metadata"]["namespace"])
+        tenant = _label(namespace, labels.TENANT) if namespace else ""
+        if tenant:
+            yield Key("Tenant", "", tenant)
     if after is None:
         yield from waiting_beside(body, cache)
 
@@ -103,7 +109,7 @@ def _of_card(before: Json | None, after: Json | None, cache: ObjectCache) -> Ite
 
 def _of_namespace(before: Json | None, after: Json | None, cache: ObjectCache) -> Iterator[Key]:
     meta = _either(before, after)["metadata"]
-    tenant = (meta.get("labels") or {}).get(labels.TENANT)
+    tenant = _label(_either(before, after), labels.TENANT)
     if tenant:
         yield Key("Tenant", "", tenant)
     if after is None or meta.get("deletionTimestamp"):
@@ -163,6 +169,14 @@ def _node_essence(body: Json | None) -> object:
         return None
     ready = [each["status"] for each in body["status"]["conditions"]]
     return ready, body["status"]["allocatable"], body.get("spec"), body["metadata"].get("labels")
+
+
+def _generation(body: Json) -> object:
+    return body["metadata"].get("generation")
+
+
+def _label(body: Json, name: str) -> str:
+    return str((body["metadata"].get("labels") or {}).get(name, ""))
 
 
 def _is_waiting(body: Json) -> bool:

@@ -34,6 +34,7 @@ from gristmill_operator.kinds import (
     WATCHED,
     Kind,
 )
+from gristmill_operator.leading import SessionIndex
 from gristmill_operator.permissions import complaint, missing, needed
 from gristmill_operator.problems import (
     AlreadyExistsError,
@@ -291,6 +292,34 @@ def test_a_session_that_goes_makes_room_for_those_that_wait() -> None:
     gone = cache.get(SESSIONS, "gm-a", "running")
     cache.remove(SESSIONS, "gm-a", "running", "uid-running")
     assert set(keys_for(SESSIONS, gone, None, cache)) == {running, waiting}
+
+
+def test_an_edited_session_concerns_its_tenant() -> None:
+    cache = ObjectCache()
+    cache.put(NAMESPACES, named("gm-a", labels={labels.TENANT: "a"}))
+    mine = put_session(cache, "s")
+    before = named("s", namespace="gm-a", generation=1)
+    after = named("s", namespace="gm-a", generation=2)
+    assert set(keys_for(SESSIONS, before, after, cache)) == {mine, Key("Tenant", "", "a")}
+    assert set(keys_for(SESSIONS, after, after, cache)) == {mine}
+
+
+def test_an_identity_belongs_to_the_older_of_two_that_claim_it() -> None:
+    def claimant(name: str, born: str) -> dict[str, Any]:
+        marks = {labels.SESSION_ID: "id-1"}
+        return named(name, namespace="gm-a", annotations=marks, creationTimestamp=born)
+
+    older, younger = (
+        claimant("older", "2026-01-01T00:00:00Z"),
+        claimant("y", "2026-02-01T00:00:00Z"),
+    )
+    for first, second in ((older, younger), (younger, older)):
+        index = SessionIndex()
+        index.take(SESSIONS, None, first)
+        index.take(SESSIONS, None, second)
+        assert index.keys[SessionUid("id-1")].name == "older"
+        index.take(SESSIONS, younger, None)
+        assert index.keys[SessionUid("id-1")].name == "older"
 
 
 def test_all_that_is_reconciled_has_a_key() -> None:
