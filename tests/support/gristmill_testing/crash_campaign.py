@@ -110,10 +110,10 @@ def train(
             if planned is None:
                 usual_s = time.monotonic() - started
             run.losses.append(result.metrics["actor/pg_loss"])
-            run.digests.append(_digest(result.loss_fn_outputs))
+            run.digests.append(digest(result.loss_fn_outputs))
             run.tokens += sum(map(len, rows))
     last = rows_of(steps, datums, length)
-    run.digests.append(_digest(client.forward(batch(last)).result().loss_fn_outputs))
+    run.digests.append(digest(client.forward(batch(last)).result().loss_fn_outputs))
     run.tokens += sum(map(len, last))
     return run
 
@@ -125,6 +125,6 @@ def _strike(planned: Kill, waiting: dict[str, Future[Any]], kill: Callable[[str]
     return Landed(step=planned.step, part=planned.part, pid=pid, in_flight=in_flight)
 
 
-def _digest(outputs: list[dict[str, Any]] | None) -> str:
+def digest(outputs: list[dict[str, Any]] | None) -> str:
     values = [output["logprobs"]["data"] for output in outputs or []]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
