@@ -14,7 +14,12 @@ import msgspec
 
 from gristmill_contracts import limits
 from gristmill_contracts.cluster_http import ArtifactInfo, ArtifactPage
-from gristmill_contracts.errors import InvalidRequestError, NotFoundError, UnavailableError
+from gristmill_contracts.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from gristmill_contracts.http import SHA256_HEADER
 from gristmill_gateway import locations
 from gristmill_gateway.ledger_client import LedgerClient
@@ -76,8 +81,8 @@ class LedgerArtifactStore:
         try:
             path = _path(tenant, f"{bucket}/{_checked(bucket, key)}")
             self._run(self._ledger.exchange("DELETE", path))
-        except (NotFoundError, InvalidRequestError):
-            return  # What cannot be there is removed already.
+        except (NotFoundError, InvalidRequestError, ConflictError):
+            return  # What cannot be an object is no object any more.
 
     def read(self, tenant: str, path: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of an artifact."""
