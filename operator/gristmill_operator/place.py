@@ -131,11 +131,22 @@ class Placer:
             )
         wanted = asked(fitted(state_claim(seating, unflushed=labels.UNFLUSHED in marks), found))
         if differs(found, wanted):
-            await self.cluster.apply(CLAIMS, wanted)
+            await self._apply_claim(wanted, found)
         if KEPT_UNTIL in (found["metadata"].get("annotations") or {}):
             # It was kept of an earlier session, and is in use again.
             patch: Json = {"metadata": {"annotations": {KEPT_UNTIL: None}}}
             await self.cluster.merge_patch(CLAIMS, namespace, name, patch)
+
+    async def _apply_claim(self, wanted: Manifest, found: Json) -> None:
+        """A class that was asked for by other settings is ours for life: to leave it out would remove it."""
+        try:
+            await self.cluster.apply(CLAIMS, wanted)
+        except InvalidRequestError:
+            name = found["spec"].get("storageClassName")
+            if not name or "storageClassName" in wanted["spec"]:
+                raise
+            spec = {**wanted["spec"], "storageClassName": name}
+            await self.cluster.apply(CLAIMS, {**wanted, "spec": spec})
 
     async def _secret(self, seating: Seating) -> None:
         wanted = attempt_credentials(seating, self.key)
