@@ -39,7 +39,8 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run helm, away from any cluster."""
     program = helm_program()
     if program is None:
-        pytest.skip("no helm: `make cluster-build` makes one, or name it in GRISTMILL_HELM")
+        refuse = pytest.fail if os.environ.get("GRISTMILL_CLUSTER_REQUIRED") else pytest.skip
+        refuse("no helm: `make cluster-programs` makes one, or name it in GRISTMILL_HELM")
     environment = {**os.environ, "KUBECONFIG": "/nonexistent"}
     return subprocess.run(
         [program, *arguments], env=environment, capture_output=True, text=True, check=False
