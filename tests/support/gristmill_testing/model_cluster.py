@@ -62,6 +62,7 @@ class Ledger:
     acked: int = 0
     heartbeat: Heartbeat | None = None
     stopped_attempt: int = 0
+    registered: bool = False
     gaps: list[planned.RecordGap] = field(default_factory=list)
     attempts: set[int] = field(default_factory=set)
 
@@ -104,6 +105,8 @@ class ModelCluster:
     meter: str = "Serving"
     version: int = 10
     uids: int = 0
+    made: set[str] = field(default_factory=set)
+    """Names of all pods that there ever were."""
     done: list[Action] = field(default_factory=list)
     events: list[SessionEvent] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
@@ -245,7 +248,7 @@ class ModelCluster:
 
     def _register(self, _world: Observed, _action: planned.Register) -> None:
         self._need_ledger()
-        self.operator.registered = True
+        self.ledger.registered = self.operator.registered = True
 
     def _drain(self, world: Observed, _action: planned.Drain) -> None:
         self._need_ledger()
@@ -292,11 +295,10 @@ class ModelCluster:
             pod for pod in self.real.pods.values()
             if pod.owner_uid == fresh.metadata.uid and pod.attempt != attempt and pod.uid not in beside
         ]  # fmt: skip
-        if others and attempt > 1:
+        if others:
+            assert self.cache is not None, "would start an attempt beside an older one, and sees it"
             raise OvertakenError
-        assert self.operator.registered or conditions.is_true(
-            fresh.status.conditions, conditions.LEDGER_REGISTERED
-        ), "placed before the ledger knew it"
+        assert self.ledger.registered, "placed before the ledger knew it"
         assert labels.METERING_FLUSH in fresh.metadata.finalizers, "placed without a finalizer"
         assert fresh.status.pinned is not None, "placed before it was pinned"
         if self.api in REFUSALS and self.api != "partial":
@@ -327,6 +329,12 @@ class ModelCluster:
         for pod in self.real.pods.values():
             same = pod.owner_uid == owner and pod.rank == rank
             assert not (same and self.lives(pod)), f"two pods of rank {rank}: {pod.name} and {name}"
+        running = [
+            pod for pod in self.real.pods.values()
+            if pod.owner_uid == owner and pod.attempt == attempt and pod.phase != "Pending"
+        ]  # fmt: skip
+        assert name not in self.made or not running, f"{name} would join ranks that run already"
+        self.made.add(name)
         self.uids += 1
         self.real.pods[name] = Pod(
             name=name,
@@ -417,9 +425,8 @@ class ModelCluster:
         if pod.node in self.gone_nodes or pod.node in self.lost_nodes:
             return replace(pod, ready=False)
         if pod.deleting_since_us is not None:
+            # A meter that is killed leaves its log to others: the worst case.
             over = pod.node == "" or self.now_us >= pod.deleting_since_us + GRACE_S * SECOND_US
-            if over and not self.ledger.away and pod.rank == 0 and pod.phase == "Running":
-                self.ledger.acked = self.head
             return None if over else pod
         if pod.ended or pod.ready or self.now_us < pod.created_us + READY_AFTER_S * SECOND_US:
             return pod
@@ -520,6 +527,10 @@ def check_status(world: Observed, status: TrainingSessionStatus) -> None:
     if was.state in ("Failed", "Expired", "Stopped"):
         assert status.state in (was.state, "Deleting", "DeletionFailed"), "came back from its end"
     assert status.attempt >= was.attempt
+    failure = status.last_failure
+    if status.attempt > was.attempt > 0 and failure is not None and failure != was.last_failure:
+        counted = failure.reason in ("WorkerFailed", "OutOfMemory", "MeteringUnavailable")
+        assert status.restarts == was.restarts + counted, "a failure was not counted once"
     assert len(status.conditions) <= 16
     for each in status.conditions:
         assert each.message, f"{each.type} {each.reason} says nothing"
