@@ -1,5 +1,6 @@
 """The eyes: what the caches and the ledger's heartbeats tell of one session, in the planner's words."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,6 +38,7 @@ from gristmill_sessions.observed import Observed
 from gristmill_sessions.queue import position, waits
 
 WORKERS_MAX: Final = 64
+PINS_KEPT_MAX: Final = 20_000
 PLACE_KEPT_US: Final = 30_000_000
 """How long a place is kept for a session that may run and has not said yet that it does."""
 
@@ -49,21 +51,21 @@ class ClusterObserver:
     heartbeats: Heartbeats
     settings: OperatorSettings
     memory: Memory
-    _parsed: Parsed | None = field(default=None)
+    _parsed: Parsed = field(init=False)
+    _options: ChildOptions = field(init=False)
+    _pinned: OrderedDict[str, tuple[object, PinnedStatus]] = field(default_factory=OrderedDict)
+    """uid of a session -> what its pins follow from, and the pins: making them takes longer than all else."""
 
-    @property
-    def parsed(self) -> Parsed:
-        if self._parsed is None:
-            self._parsed = Parsed(cache=self.cache)
-        return self._parsed
+    def __post_init__(self) -> None:
+        self._parsed = Parsed(cache=self.cache)
+        self._options = child_options(self.settings)
 
     def observe(self, session: TrainingSession, *, error: str, now_us: int) -> Observed:
         uid, key = session_uid(session), session.metadata.uid
         beat = self.heartbeats.newest(uid)
         namespace = self.cache.get(NAMESPACES, "", session.metadata.namespace)
         tenant = self._tenant(session, namespace)
-        model = self.parsed.model(session.spec.base_model_ref.name)
-        options = child_options(self.settings)
+        model = self._parsed.model(session.spec.base_model_ref.name)
         return Observed(
             session=session,
             now_us=now_us,
@@ -75,8 +77,8 @@ class ClusterObserver:
                 pods=self._pods(session, model, now_us),
                 name_holder=self._name_holder(session),
                 tenant=self._tenant_view(session, tenant, now_us),
-                model=self._model_view(session, tenant, model, options),
-                pins=self._pins(session, tenant, model, options),
+                model=self._model_view(session, tenant, model),
+                pins=self._pins(session, tenant, model),
                 failure=self.memory.refused.get(key),
                 job=drain_view(self.cache.children(JOBS, session)),
                 volume=self._volume(session),
@@ -125,7 +127,7 @@ class ClusterObserver:
         """By the mark of its namespace, which only the operator writes; never by what the session says."""
         marks = ((namespace or {}).get("metadata") or {}).get("annotations") or {}
         name = marks.get(labels.TENANT)
-        tenant = self.parsed.tenant(name) if name else None
+        tenant = self._parsed.tenant(name) if name else None
         if tenant is None or namespace_name(tenant) != session.metadata.namespace:
             return None
         return tenant if marks.get(labels.TENANT_UID) == tenant.metadata.uid else None
@@ -165,9 +167,11 @@ class ClusterObserver:
         uid, places = session.metadata.uid, self.memory.places
         for expired in [each for each, until_us in places.items() if until_us <= now_us]:
             del places[expired]
-        sessions = self.parsed.sessions(session.metadata.namespace)
+        sessions = self._parsed.sessions(session.metadata.namespace)
         place = position(session, sessions, maximum, places)
-        if place is None and waits(session):
+        if not waits(session):
+            places.pop(uid, None)
+        elif place is None:
             places[uid] = now_us + PLACE_KEPT_US
         return place
 
@@ -176,7 +180,7 @@ class ClusterObserver:
         if conditions.is_true(session.status.conditions, conditions.ACCEPTED):
             return ""
         name, age = session_name(session), _age(session)
-        for other in self.parsed.sessions(session.metadata.namespace):
+        for other in self._parsed.sessions(session.metadata.namespace):
             if session_name(other) == name and _age(other) < age:
                 return other.metadata.name
         return ""
@@ -188,7 +192,6 @@ class ClusterObserver:
         session: TrainingSession,
         tenant: Tenant | None,
         model: BaseModelResource | None,
-        options: ChildOptions,
     ) -> ModelView:
         name = session.spec.base_model_ref.name
         if model is None:
@@ -196,7 +199,7 @@ class ClusterObserver:
                 found=False, ready=False, message=f"there is no base model {name!r}", profiles=()
             )
         profile = _profile(session, model)
-        wanting = self._not_ready(session, tenant, model, options)
+        wanting = self._not_ready(session, tenant, model)
         allowed = model.spec.allowed_tenants.match_names
         return ModelView(
             ready=not wanting,
@@ -213,10 +216,9 @@ class ClusterObserver:
         session: TrainingSession,
         tenant: Tenant | None,
         model: BaseModelResource,
-        options: ChildOptions,
     ) -> str:
         """Why a session cannot be made with this model here; "" = it can."""
-        mount = weights_mount(model, options)
+        mount = weights_mount(model, self._options)
         if isinstance(mount, WeightsRefused):
             return mount.message
         if tenant is not None:
@@ -243,15 +245,28 @@ class ClusterObserver:
         session: TrainingSession,
         tenant: Tenant | None,
         model: BaseModelResource | None,
-        options: ChildOptions,
     ) -> PinnedStatus:
         if tenant is None or model is None or _profile(session, model) is None:
             return PinnedStatus()
-        return pins(_seating(session, tenant, model, options), self.card_of(session, tenant))
+        card = self.card_of(session, tenant)
+        about = (session.metadata, tenant.metadata, model.metadata)
+        key = (
+            *((each.uid, each.generation) for each in about),
+            session.status.workers.desired,
+            card.metadata.uid if card else "",
+        )
+        known = self._pinned.get(session.metadata.uid)
+        if known is not None and known[0] == key:
+            return known[1]
+        fresh = pins(_seating(session, tenant, model, self._options), card)
+        self._pinned[session.metadata.uid] = (key, fresh)
+        if len(self._pinned) > PINS_KEPT_MAX:
+            self._pinned.popitem(last=False)
+        return fresh
 
     def card_of(self, session: TrainingSession, tenant: Tenant) -> RateCard | None:
         reference = session.spec.rate_card_ref or tenant.spec.rate_card_ref
-        return None if reference is None else self.parsed.card(reference.name)
+        return None if reference is None else self._parsed.card(reference.name)
 
     def _volume(self, session: TrainingSession) -> Volume:
         name = state_claim_name(session.metadata.name)

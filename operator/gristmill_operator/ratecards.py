@@ -7,10 +7,10 @@ from typing import Final, Protocol
 from gristmill_contracts import conditions
 from gristmill_contracts.conditions import condition
 from gristmill_contracts.errors import ConflictError, ForbiddenError, InvalidRequestError
-from gristmill_contracts.http import Price, PriceBook
-from gristmill_contracts.rate_card import RateCard
+from gristmill_contracts.http import PriceBook
+from gristmill_contracts.rate_card import RateCard, price_book
 from gristmill_contracts.resources import Condition
-from gristmill_contracts.units import micros_from_decimal, now_us
+from gristmill_contracts.units import now_us
 from gristmill_operator.codec import card_from, status_patch
 from gristmill_operator.kinds import CARDS
 from gristmill_operator.seams import Cache, Cluster, Json, Recorder
@@ -72,20 +72,3 @@ class CardReconciler:
             await self.cluster.merge_patch(
                 CARDS, "", card.metadata.name, patch, subresource="status"
             )
-
-
-def price_book(card: RateCard) -> PriceBook:
-    spec = card.spec
-    return PriceBook(
-        name=card.metadata.name,
-        currency=spec.currency,
-        effective_from_us=spec.effective_from_us,
-        prices=[
-            Price(
-                model=each.model,
-                token_type=each.meter,
-                micros_per_mtok=micros_from_decimal(each.price),
-            )
-            for each in spec.prices
-        ],
-    )
