@@ -156,7 +156,8 @@ def shown(default: Any) -> str:
 def reference_page() -> str:
     parts = [
         f"# Values of the chart\n\n`helm show values charts/gristmill` prints the same. {NOTE}"
-        "A name that is not in here, and a value of the wrong kind, is refused by `helm install`.\n"
+        "A name that is not in here, and a value of the wrong kind, is refused by `helm install`. Two whole examples lie in\n"
+        "[charts/gristmill/ci](../../charts/gristmill/ci).\n"
     ]
     for top in read(VALUES.read_text()):
         rows = list(leaves([top]))

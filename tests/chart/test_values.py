@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gristmill_testing.chart import CHART, ROOT, attempt, helm, kinds, render
+from gristmill_testing.chart import CHART, ROOT, arguments_of, attempt, helm, kinds, render
 
 
 def test_it_lints_without_a_warning() -> None:
@@ -155,5 +155,41 @@ def test_objects_of_the_users_are_rendered_too() -> None:
 
 @pytest.mark.parametrize("path", sorted((CHART / "ci").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_of_values_renders(path: Any) -> None:
-    answer = helm("template", "gristmill", str(CHART), "-f", str(path))
+    served = "--api-versions=monitoring.coreos.com/v1"
+    answer = helm("template", "gristmill", str(CHART), "-f", str(path), served)
     assert answer.returncode == 0, answer.stderr
+    assert len([each for each in yaml.safe_load_all(answer.stdout) if each]) > 40
+
+
+NOTES: list[tuple[dict[str, Any], list[str]]] = [
+    (
+        {"global.imageRegistry": "registry.example.com", "image.tag": "1.2.3"},
+        [
+            "kubectl -n gristmill-system wait --for=condition=Available deployment",
+            "kubectl apply -f tenant.yaml",
+            "kubectl apply -f session.yaml",
+            "registry.example.com/gristmill-worker:1.2.3",
+            "port-forward service/gristmill-gateway 8450:8450",
+            "networkPolicy.apiServer.cidrs is 0.0.0.0/0",
+        ],
+    ),
+    (
+        {"gateway.ingress.enabled": True, "gateway.ingress.host": "mill.example.com"},
+        ["Clients call https://mill.example.com"],
+    ),
+    (
+        {"monitoring.serviceMonitor.enabled": True},
+        ["networkPolicy.metricsFrom is empty"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), NOTES)
+def test_the_notes_say_what_to_do_next(values: dict[str, Any], words: list[str]) -> None:
+    answer = helm(
+        "install", "gristmill", str(CHART), "-n", "gristmill-system", "--dry-run=client",
+        *arguments_of(values),
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    notes = answer.stdout.partition("\nNOTES:\n")[2]
+    assert [each for each in words if each not in notes] == []
