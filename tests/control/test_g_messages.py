@@ -168,9 +168,13 @@ def test_two_sessions_of_one_display_name(world: OperatorWorld) -> None:
     world.cluster.apply(session("one", displayName="same-name"))
     world.wait_state("one", "Running")
     world.cluster.apply(session("two", displayName="same-name"))
-    message = told(world, "two", "LedgerRegistered", "RegistrationFailed")
-    assert "same-name" in message
+    message = told(world, "two", "Accepted", "NameTaken")
+    assert "'same-name'" in message
+    assert "'one'" in message
     assert world.pods("two") == []
+    kubectl = world.cluster.kubectl
+    kubectl("delete", "trainingsession", "one", "--namespace=gm-acme", "--wait=false")
+    world.wait_state("two", "Running", seconds=30)
 
 
 def test_a_spec_that_is_edited_after_the_start_is_refused_or_said(world: OperatorWorld) -> None:

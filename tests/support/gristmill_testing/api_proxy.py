@@ -22,7 +22,7 @@ from aiohttp import web
 
 Kind = Literal[
     "refuse", "hang", "lose", "delay", "stale",
-    "watch-drop", "watch-reorder", "watch-repeat", "watch-gone", "watch-silence", "watch-cut",
+    "watch-drop", "watch-reorder", "watch-repeat", "watch-lag", "watch-gone", "watch-silence", "watch-cut",
 ]  # fmt: skip
 HOP_HEADERS = {"connection", "transfer-encoding", "content-length", "content-encoding", "host"}
 FOREVER = 10**9
@@ -36,7 +36,7 @@ class Fault:
     answered as they were when the fault first met them.
 
     watch-drop: `count` events never come. watch-reorder: two events change places. watch-repeat: each
-    event comes twice. watch-gone: an ERROR event with 410 ends the stream. watch-silence: the stream stays
+    event comes twice. watch-lag: all comes `seconds` later. watch-gone: an ERROR event with 410 ends the stream. watch-silence: the stream stays
     open and says nothing. watch-cut: the connection breaks.
     """
 
@@ -195,7 +195,10 @@ async def _relay_watch(
     answer = web.StreamResponse(headers={"Content-Type": "application/json"})
     await answer.prepare(request)
     with suppress(ConnectionResetError):
-        async for line in _distorted(_lines(upstream), fault):
+        lines = _lines(upstream)
+        if fault is not None and fault.kind == "watch-lag":
+            lines = _late(lines, fault.seconds)
+        async for line in _distorted(lines, fault):
             await answer.write(line)
         if fault is not None and fault.kind == "watch-cut":
             raise _drop(request)
@@ -210,6 +213,26 @@ async def _lines(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         *whole, held = held.split(b"\n")
         for line in whole:
             yield line + b"\n"
+
+
+async def _late(lines: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
+    came: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def read() -> None:
+        async for line in lines:
+            came.put_nowait((time.monotonic(), line))
+        came.put_nowait((time.monotonic(), b""))
+
+    reading = asyncio.create_task(read())
+    try:
+        while True:
+            at, line = await came.get()
+            if not line:
+                return
+            await asyncio.sleep(max(0.0, at + seconds - time.monotonic()))
+            yield line
+    finally:
+        reading.cancel()
 
 
 async def _distorted(lines: AsyncIterator[bytes], fault: Fault | None) -> AsyncIterator[bytes]:

@@ -28,7 +28,7 @@ from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.usage import Counts
 
 Json = dict[str, Any]
-BEAT_S = 0.5
+BEAT_S = 1.0
 
 
 @dataclass(slots=True)

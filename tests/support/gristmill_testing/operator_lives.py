@@ -1,0 +1,114 @@
+"""Whole lives of many sessions side by side, and what may be left of them."""
+
+import json
+from collections import Counter
+from typing import Any
+
+from gristmill_testing.cluster import condition, eventually
+from gristmill_testing.operator_world import ACCOUNT, OperatorWorld, session
+
+Json = dict[str, Any]
+NAMESPACE = "gm-acme"
+RANKS = 2
+
+
+def apply_all(world: OperatorWorld, objects: list[Json]) -> None:
+    world.cluster.apply("\n---\n".join(json.dumps(each) for each in objects), timeout=120)
+
+
+def live(world: OperatorWorld, names: list[str]) -> None:
+    """Created, Running, one pod lost, Running again, Stopped, deleted: all of them side by side."""
+    cluster, wanted = world.cluster, set(names)
+    place = f"--namespace={NAMESPACE}"
+    apply_all(world, [session(each, workers=RANKS) for each in names])
+    wait_all(world, wanted, "Running", attempt=1)
+    cluster.kubectl(
+        "delete", "pods", place, "--selector=gristmill.dev/rank=1", "--wait=false", timeout=120
+    )
+    wait_all(world, wanted, "Running", attempt=2)
+    cluster.kubectl(
+        "annotate", "trainingsessions", "--all", place, "gristmill.dev/stop-requested=now",
+        timeout=120,
+    )  # fmt: skip
+    wait_all(world, wanted, "Stopped", attempt=2)
+    cluster.kubectl("delete", "trainingsessions", "--all", place, "--wait=false", timeout=120)
+    eventually(
+        "all sessions are gone", lambda: not cluster.objects("trainingsessions", NAMESPACE), 90, 0.5
+    )
+
+
+def wait_all(world: OperatorWorld, names: set[str], state: str, attempt: int) -> None:
+    """Until all are there, and serve with the attempt where they run."""
+
+    def late() -> dict[str, Any]:
+        found = world.cluster.objects("trainingsessions", NAMESPACE)
+        status = {each["metadata"]["name"]: each.get("status") or {} for each in found}
+        return {name: status.get(name) for name in names if not there(status.get(name) or {})}
+
+    def there(status: Json) -> bool:
+        ready = (status.get("workers") or {}).get("ready") == RANKS
+        arrived = status.get("state") == state and status.get("attempt") == attempt
+        return arrived and (ready or state != "Running")
+
+    last: dict[str, Any] = {}
+
+    def probe() -> bool:
+        last.clear()
+        last.update(late())
+        return not last
+
+    try:
+        eventually(f"{state}, attempt {attempt}", probe, 90, 0.5)
+    except AssertionError:
+        raise AssertionError(
+            f"not {state}, attempt {attempt}: {json.dumps(last, indent=1)}"
+        ) from None
+
+
+def pods_made(world: OperatorWorld, mark: int) -> Counter[str]:
+    """How often each pod of a session was made, by the audit log."""
+    found = world.cluster.audit(mark, user=ACCOUNT, verbs=("create",))
+    return Counter(
+        each["objectRef"]["name"]
+        for each in found
+        if each["objectRef"]["resource"] == "pods" and each["responseStatus"]["code"] == 201
+    )
+
+
+def leftovers(world: OperatorWorld) -> list[str]:
+    """Children of sessions that are still there."""
+    kinds = ("pods", "services", "persistentvolumeclaims", "secrets", "jobs", "networkpolicies")
+    return [
+        f"{kind}/{each['metadata']['name']}"
+        for kind in kinds
+        for each in world.cluster.objects(kind, NAMESPACE, "gristmill.dev/session")
+    ]
+
+
+def twice(names: list[str]) -> Counter[str]:
+    """One pod per rank and attempt."""
+    return Counter(
+        f"{name}-a{attempt}-{rank}" for name in names for attempt in (1, 2) for rank in range(RANKS)
+    )
+
+
+def wait_served(world: OperatorWorld, names: list[str], seconds: float = 90) -> None:
+    """Until all are Running with all of their pods ready."""
+
+    def late() -> list[str]:
+        found = world.cluster.objects("trainingsessions", NAMESPACE)
+        served = {
+            each["metadata"]["name"]
+            for each in found
+            if (each.get("status") or {}).get("state") == "Running"
+            and condition(each, "PodsReady") == "True"
+        }
+        return sorted({*names} - served)
+
+    eventually("all serve", lambda: not late() or None, seconds, 0.5)
+
+
+def clear(world: OperatorWorld) -> None:
+    place = f"--namespace={NAMESPACE}"
+    world.cluster.kubectl("delete", "trainingsessions", "--all", place, "--wait=false", timeout=90)
+    eventually("no session", lambda: not world.cluster.objects("trainingsessions", NAMESPACE), 90)
