@@ -15,6 +15,7 @@ import yaml
 from gristmill_contracts.errors import InvalidRequestError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+UNAUTHENTICATED: Final = 401
 TOKEN_AGE_S_MAX: Final = 60.0
 """The kubelet changes the token's file long before the old token ends."""
 
@@ -32,6 +33,12 @@ class Token:
             self.text = self.file.read_text().strip()
             self._read_at = time.monotonic()
         return self.text
+
+    def has_changed(self) -> bool:
+        """Read the file again though it is not time: the token was refused."""
+        before = self.text
+        self._read_at = float("-inf")
+        return self.value() != before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,12 @@ class Access:
         token = self.token.value()
         if token:
             request.headers["Authorization"] = f"Bearer {token}"
-        return await handler(request)
+        answer = await handler(request)
+        if answer.status == UNAUTHENTICATED and self.token.has_changed():
+            answer.release()
+            request.headers["Authorization"] = f"Bearer {self.token.value()}"
+            answer = await handler(request)
+        return answer
 
 
 def find_access(kubeconfig: Path | None, api_server_url: str = "") -> Access:

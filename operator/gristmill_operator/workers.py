@@ -14,6 +14,7 @@ from gristmill_contracts.errors import (
     GristmillError,
     NotFoundError,
     OverloadedError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from gristmill_operator.kinds import SESSIONS
@@ -24,6 +25,9 @@ from gristmill_operator.seams import Key, Reconcilers
 
 logger = logging.getLogger(__name__)
 
+TRANSIENT: Final = (
+    UnavailableError, OverloadedError, UnauthenticatedError, OSError, TimeoutError,
+)  # fmt: skip
 CONFLICT_MAX_S: Final = 1.0
 PASS_S_MAX: Final = 300.0
 """A pass that takes longer has lost its way: it is ended, and the key comes again."""
@@ -96,7 +100,7 @@ class Workers:
         return "stale"
 
     def _failed(self, key: Key, error: BaseException) -> str:
-        transient = isinstance(error, UnavailableError | OverloadedError | OSError | TimeoutError)
+        transient = isinstance(error, TRANSIENT)
         longest_s = TRANSIENT_MAX_S if transient else BACKOFF_MAX_S
         if isinstance(error, ThrottledError) and error.retry_after_s is not None:
             self.queue.add_after(key, error.retry_after_s)

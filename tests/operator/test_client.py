@@ -16,7 +16,7 @@ from gristmill_contracts.errors import InvalidRequestError, NotFoundError, Unava
 from gristmill_operator.bucket import TokenBucket
 from gristmill_operator.client import ApiClient
 from gristmill_operator.cluster_key import ensure_key
-from gristmill_operator.credentials import Token, find_access
+from gristmill_operator.credentials import Access, Token, find_access
 from gristmill_operator.kinds import NETWORK_POLICIES, NODES, PODS, PRIMARY, SESSIONS
 from gristmill_operator.problems import NotLeaderError, ThrottledError
 from gristmill_operator.startup import NotFitError, check
@@ -199,6 +199,26 @@ def test_a_token_in_a_file_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert token.value() == "old"
     file.write_text("new\n")
     assert token.value() == "new"
+
+
+async def test_a_refused_token_is_read_anew_and_the_request_sent_again(
+    tmp_path: Path, server: Server
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    access = Access(server=server.url, tls=None, token=Token(file=file))
+    async with access.session(connections_max=2, user_agent="x") as http:
+        await http.get(server.url)
+        file.write_text("new")
+        server.answers.append(status(401, "Unauthorized", "expired"))
+        answer = await http.post(server.url, json={"x": 1})
+    assert answer.status == 200
+    assert [each[2]["Authorization"] for each in server.asked] == [
+        "Bearer old",
+        "Bearer old",
+        "Bearer new",
+    ]
+    assert server.asked[2][3] == {"x": 1}, "with its body"
 
 
 async def test_a_kubeconfig_gives_address_and_token(tmp_path: Path, server: Server) -> None:
