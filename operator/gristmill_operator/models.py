@@ -83,7 +83,8 @@ class ModelReconciler:
         weights = await self._weights(model)
         devices = devices_condition(model, offered_devices(self.cache.list(NODES)))
         await self._write_status(body, model, [weights, devices, ready_condition(model, weights)])
-        return None if weights.status == "True" else AGAIN_S
+        waits = weights.status != "True" or self._waits_for_tenants(model)
+        return AGAIN_S if waits else None
 
     # --- weights ---------------------------------------------------------------------------------
 
@@ -107,22 +108,32 @@ class ModelReconciler:
             filled=sum(state.filled for _, state in states),
         )
 
+    def _waits_for_tenants(self, model: BaseModelResource) -> bool:
+        """Somebody wants weights of the hub whose namespace is not as it should be yet."""
+        if model.spec.weights.hub_ref is None:
+            return False
+        return any(self._tenant_of(each) is None for each in self._namespaces(model))
+
     def _wanting(self, model: BaseModelResource) -> list[Tenant]:
         """Tenants that have a session of the model which is not over."""
-        namespaces = {
-            body["metadata"]["namespace"]
-            for body in self.cache.list(SESSIONS)
-            if body["spec"]["baseModelRef"]["name"] == model.metadata.name
-            and (body.get("status") or {}).get("state") not in TERMINAL_STATES
-            and "deletionTimestamp" not in body["metadata"]
-        }
-        found = [self._tenant_of(each) for each in sorted(namespaces)]
+        found = [self._tenant_of(each) for each in self._namespaces(model)]
         allowed = model.spec.allowed_tenants.match_names
         return [
             tenant
             for tenant in found
             if tenant is not None and (not allowed or tenant.metadata.name in allowed)
         ]
+
+    def _namespaces(self, model: BaseModelResource) -> list[str]:
+        """Where sessions of the model are that are not over."""
+        found = {
+            body["metadata"]["namespace"]
+            for body in self.cache.list(SESSIONS)
+            if body["spec"]["baseModelRef"]["name"] == model.metadata.name
+            and (body.get("status") or {}).get("state") not in TERMINAL_STATES
+            and "deletionTimestamp" not in body["metadata"]
+        }
+        return sorted(found)
 
     def _tenant_of(self, namespace: str) -> Tenant | None:
         """By the mark that only the operator writes, once the namespace is as it should be."""
