@@ -3,6 +3,7 @@ and every few minutes, since a watch may miss the end of an object, or deliver n
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 LATE_S: Final = 30.0
 """A watch that is later than this is silent: the API server answered all the while."""
 CHECK_S: Final = 1.0
+HASTENED_S: Final = 5.0
+"""A watch that begins anew has brought all that is there by then."""
 WARM_CHECK_S: Final = 0.05
 ASK_AFTER_S: Final = 3.0
 ASKED_MAX: Final = 20
@@ -41,6 +44,7 @@ class Sweeper:
     late_s: float = LATE_S
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    hastened: asyncio.Event = field(default_factory=asyncio.Event)
     silent_since: dict[Kind, float] = field(default_factory=dict)
     """Kinds whose watch missed changes, and since when; cleared by a sweep that finds it whole."""
 
@@ -76,12 +80,20 @@ class Sweeper:
                 unknown = [*rest, *[each for each in some if not await self._gone(kind, each)]]
 
     async def run(self) -> None:
-        """Sweep every `every_s`, until cancelled."""
+        """Sweep every `every_s`, and soon after `hasten`, until cancelled."""
         while True:
-            await asyncio.sleep(self.every_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.hastened.wait(), self.every_s)
+                # The watches that begin anew are to be compared, not those that ended.
+                await asyncio.sleep(HASTENED_S)
+            self.hastened.clear()
             async with asyncio.TaskGroup() as group:
                 for kind in WATCHED:
                     group.create_task(self._patient_sweep(kind), name=f"sweep-{kind.plural}")
+
+    def hasten(self) -> None:
+        """Nobody watched for a while."""
+        self.hastened.set()
 
     async def _patient_sweep(self, kind: Kind) -> None:
         try:

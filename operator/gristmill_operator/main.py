@@ -30,7 +30,7 @@ from gristmill_operator.problems import NotLeaderError
 from gristmill_operator.queue import KeyQueue
 from gristmill_operator.seams import Json
 from gristmill_operator.settings import OperatorSettings
-from gristmill_operator.startup import NotFitError, check, patiently, wait_for_kinds
+from gristmill_operator.startup import NotFitError, absent_kinds, check, patiently
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Operator:
             health = await self._serve_probes(stack, sweeper, elector)
             streams = await check(client, settings.system_namespace)
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            group.create_task(self._watch(client, intake, streams=streams), name="watch")
+            group.create_task(self._watch(client, sweeper, streams=streams), name="watch")
             await patiently(sweeper.warm)
             health.warm = True
             group.create_task(sweeper.run(), name="sweep")
@@ -155,17 +155,18 @@ class Operator:
                 await elector.acquire()
                 await leader.run()
 
-    async def _watch(self, client: ApiClient, intake: watch.Intake, *, streams: bool) -> None:
+    async def _watch(self, client: ApiClient, sweeper: Sweeper, *, streams: bool) -> None:
         watcher = watch.Watcher(
             access=self.access,
-            intake=intake,
+            intake=sweeper.intake,
             settings=watch.make_settings(
                 initial_streaming=streams and self.settings.initial_streaming,
                 exit_timeout_s=EXIT_S,
             ),
             loop=asyncio.get_running_loop(),
-            served=lambda: wait_for_kinds(client),
+            absent=lambda: absent_kinds(client),
             restarted=self.metrics.watch_restarts.inc,
+            missed=sweeper.hasten,
         )
         await watcher.run()
 

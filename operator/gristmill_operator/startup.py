@@ -42,11 +42,9 @@ async def check(client: ApiClient, system_namespace: str) -> bool:
     return minor >= STREAMING_SINCE
 
 
-async def wait_for_kinds(client: ApiClient) -> None:
-    """Return once all of our kinds are served: a watch that begins before never sees the missing ones."""
-    while absent := await patiently(lambda: _absent_kinds(client)):
-        logger.warning("definitions_missing", extra={"kinds": absent})
-        await asyncio.sleep(RETRY_S)
+async def absent_kinds(client: ApiClient) -> list[str]:
+    """Plural names of our kinds that are not served, as while their definitions are made again."""
+    return await patiently(lambda: _absent_kinds(client))
 
 
 async def patiently(ask: Callable[[], Awaitable[T]]) -> T:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -29,6 +29,7 @@ USER_AGENT: Final = "gristmill-operator/watch"
 CONNECTIONS_MAX: Final = 2 * len(WATCHED)
 RESTARTS_MAX: Final = 10
 RESTARTS_WITHIN_S: Final = 600.0
+ABSENT_CHECK_S: Final = 2.0
 SERVER_TIMEOUT_S: Final = 290
 CLIENT_TIMEOUT_S: Final = 300.0
 JITTER_S: Final = 20
@@ -71,15 +72,17 @@ News = Callable[[Kind, str | None, Json], None]
 """Told of each watch event: kind, type (None = of the first list), object."""
 
 
-def make_registry(told: News, login: Callable[[], kopf.AiohttpSession]) -> kopf.OperatorRegistry:
-    """Handlers for every watched kind, in a registry of their own."""
+def make_registry(
+    told: News, login: Callable[[], kopf.AiohttpSession], kinds: Sequence[Kind] = WATCHED
+) -> kopf.OperatorRegistry:
+    """Handlers for every kind, in a registry of their own."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     async def log_in(**_: Any) -> kopf.AiohttpSession:  # Any: what kopf passes
         return login()
 
-    for kind in WATCHED:
+    for kind in kinds:
         _watch(registry, told, kind)
     return registry
 
@@ -123,24 +126,23 @@ class Watcher:
     settings: kopf.OperatorSettings
     loop: asyncio.AbstractEventLoop
     """Where the intake lives."""
-    served: Callable[[], Awaitable[None]]
-    """Returns once the API server serves all that is watched."""
+    absent: Callable[[], Awaitable[Collection[str]]]
+    """Plural names of kinds whose definitions are gone: a watch of one would end all others."""
     restarted: Callable[[], None] = lambda: None
+    missed: Callable[[], None] = lambda: None
+    """Told that nobody watches for a moment: what ends in it is never announced."""
 
     async def run(self) -> None:
         """Watch until cancelled; start again when kopf gives up. Raises UnavailableError if that is all it does."""
         ended: list[float] = []
         while True:
-            await self.served()
-            done: asyncio.Future[str] = self.loop.create_future()
-            stop = threading.Event()
-            arguments = (done, stop)
-            thread = threading.Thread(target=self._thread, args=arguments, name="kopf", daemon=True)
-            thread.start()
-            try:
-                why = await done
-            finally:
-                stop.set()
+            absent = await self.absent()
+            if absent:
+                logger.warning("definitions_missing", extra={"kinds": sorted(absent)})
+            why = await self._watch(absent)
+            self.missed()
+            if not why:
+                continue
             now = self.loop.time()
             ended = [*(at for at in ended if now - at < RESTARTS_WITHIN_S), now]
             logger.error("watch_ended", extra={"error": why, "times": len(ended)})
@@ -149,17 +151,45 @@ class Watcher:
                 raise UnavailableError(f"the watches ended {len(ended)} times, last: {why}")
             await asyncio.sleep(1.0)
 
-    def _thread(self, done: "asyncio.Future[str]", stop: threading.Event) -> None:
+    async def _watch(self, absent: Collection[str]) -> str:
+        """Watch all kinds but those. Returns why it ended; "" = what is absent is no longer the same."""
+        done: asyncio.Future[str] = self.loop.create_future()
+        stop = threading.Event()
+        kinds = [kind for kind in WATCHED if kind.plural not in absent]
+        arguments = (done, stop, kinds)
+        thread = threading.Thread(target=self._thread, args=arguments, name="kopf", daemon=True)
+        changed = asyncio.create_task(self._changed(absent), name="definitions")
+        thread.start()
+        try:
+            waiting: list[asyncio.Future[Any]] = [done, changed]  # Any: their results differ
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.set()
+            changed.cancel()
+        return done.result() if done.done() else ""
+
+    async def _changed(self, absent: Collection[str]) -> None:
+        """Return once other kinds are absent. With none absent a watch that ends tells of it."""
+        if not absent:
+            await asyncio.Event().wait()
+        while set(await self.absent()) == set(absent):
+            await asyncio.sleep(ABSENT_CHECK_S)
+
+    def _thread(
+        self, done: "asyncio.Future[str]", stop: threading.Event, kinds: Sequence[Kind]
+    ) -> None:
         def report(why: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: we are stopping
                 self.loop.call_soon_threadsafe(_resolve, done, why)
 
         try:
-            asyncio.run(self._operate(stop, report))
+            asyncio.run(self._operate(stop, report, kinds))
         except BaseException as error:  # noqa: BLE001 - whatever it is, the watch is over
             report(f"{type(error).__name__}: {error}")
 
-    async def _operate(self, stop: threading.Event, report: Callable[[str], None]) -> None:
+    async def _operate(
+        self, stop: threading.Event, report: Callable[[str], None], kinds: Sequence[Kind]
+    ) -> None:
         def told(kind: Kind, type_: str | None, body: Json) -> None:
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self._take, kind, type_, body)
@@ -170,7 +200,7 @@ class Watcher:
             return kopf.AiohttpSession(aiohttp_session=http, server=self.access.server)
 
         tasks = await kopf.spawn_tasks(
-            registry=make_registry(told, login),
+            registry=make_registry(told, login, kinds),
             settings=self.settings,
             clusterwide=True,
             standalone=True,
