@@ -14,6 +14,7 @@ from gristmill_contracts.errors import (
     GristmillError,
     NotFoundError,
     UnauthenticatedError,
+    UnavailableError,
 )
 from gristmill_contracts.http import Assignment, Heartbeat, WorkerStatus
 from gristmill_contracts.ids import SessionUid
@@ -50,6 +51,7 @@ class Meter:
     ledger_answers: bool = False
     scanned: bool = False
     draining: bool = False
+    _opening: set[str] = field(default_factory=set)
     _beat: Pulse = field(default_factory=Pulse)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -80,14 +82,27 @@ class Meter:
                 await driver.abandon()
                 driver = None
             if driver is None:
-                self.drivers[uid] = driver = self._make(assignment)
-                await driver.start()
+                await self._open(assignment)
             elif driver.session.assignment != assignment:
                 driver.reassign(assignment)
         for uid in [uid for uid in self.drivers if uid not in assignments]:
             await self.drivers.pop(uid).abandon()
             logger.info("session_left", extra={"session": uid})
         self.scanned = True
+
+    async def _open(self, assignment: Assignment) -> None:
+        """Recover a session; it is there for nobody before. One that is opened again stays broken till then."""
+        driver = self._make(assignment)
+        self._opening.add(assignment.uid)
+        try:
+            await driver.start()
+        except asyncio.CancelledError:
+            await driver.abandon()
+            raise
+        finally:
+            self._opening.discard(assignment.uid)
+        self.drivers[assignment.uid] = driver
+        self._beat.ring()
 
     def _make(self, assignment: Assignment) -> Driver:
         session = Session(
@@ -108,9 +123,12 @@ class Meter:
     def admit(self, uid: str, authorization: str, attempt: str) -> Driver:
         """The session's driver, for a caller with its secret and attempt.
 
-        Raises NotFoundError, UnauthenticatedError, FencedError for another attempt.
+        Raises NotFoundError, UnavailableError while it is being opened, UnauthenticatedError, FencedError
+        for another attempt.
         """
         driver = self.drivers.get(SessionUid(uid))
+        if driver is None and uid in self._opening:
+            raise UnavailableError(f"session {uid} is being opened; send the request again")
         if driver is None:
             raise NotFoundError(f"session {uid} is not served here")
         assignment = driver.session.assignment

@@ -223,7 +223,11 @@ class Client:
                 continue
             if view.state not in ("Pending", "InProgress"):
                 return view
-            if self.world.session.draining:
+            try:
+                over = self.world.session.draining
+            except GristmillError:
+                over = True  # The next life has begun, and has not read the log yet.
+            if over:
                 await self.world.next_life(life)
 
 

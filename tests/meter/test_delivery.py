@@ -163,6 +163,32 @@ async def test_a_volume_that_cannot_be_read_at_first_is_tried_again(
     assert (await world.train(2, forward_backward())).state == "Completed"
 
 
+async def test_a_session_is_there_for_nobody_before_its_log_was_read(
+    make_world: Callable[..., World],
+) -> None:
+    """Otherwise an operation would be taken for new that the log knows."""
+    world = await make_world().start()
+    await world.train(1, forward_backward())
+    await world.settled()
+    await world.power_off()
+    world.disk = world.disk.crash()
+    gate, reading = threading.Event(), threading.Event()
+
+    def slow(verb: str, path: str, content: bytes) -> None:
+        reading.set()
+        gate.wait(20)
+
+    world.disk.hook = slow
+    starting = asyncio.create_task(world.start())
+    await world.until(reading.is_set, "the log is being read")
+    assert world.meter is not None
+    with pytest.raises(UnavailableError, match="being opened"):
+        world.meter.admit(UID, "Bearer s3cret", "1")
+    gate.set()
+    await starting
+    assert (await world.submit(1, forward_backward())).duplicate
+
+
 async def test_a_new_attempt_takes_over_and_registers(world: World) -> None:
     await world.train(1, forward_backward())
     world.assign(attempt=2, secret="other")

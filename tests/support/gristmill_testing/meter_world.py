@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from gristmill_contracts import operations as ops
+from gristmill_contracts.errors import UnavailableError
 from gristmill_contracts.http import (
     Assignment,
     OperationView,
@@ -130,6 +131,8 @@ class World:
     @property
     def driver(self) -> Driver:
         assert self.meter is not None
+        if UID not in self.meter.drivers:
+            raise UnavailableError(f"session {UID} is not open yet")
         return self.meter.drivers[UID]
 
     @property
