@@ -1,6 +1,6 @@
 """Writes to the API server whose answers go into the cache, so that the next look sees them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -9,7 +9,7 @@ from gristmill_contracts.errors import GristmillError, NotFoundError, Unavailabl
 from gristmill_operator.cache import ObjectCache
 from gristmill_operator.client import ApiClient
 from gristmill_operator.expectations import Expectations, Expected, Owner
-from gristmill_operator.kinds import PRIMARY, WATCHED, Kind
+from gristmill_operator.kinds import PRIMARY, SESSIONS, WATCHED, Kind
 from gristmill_operator.seams import Json
 
 _WATCHED: Final = frozenset(WATCHED)
@@ -22,6 +22,9 @@ class CachedCluster:
     client: ApiClient
     cache: ObjectCache
     expectations: Expectations
+    told: Callable[[Kind, Json | None, Json | None], None] = lambda kind, before, after: None
+    """Told of what our own writes changed of what sessions wait for, before and after: the watch brings
+    it later, and it is no news then. A session, and what is made for one, is looked at again anyway."""
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Json:
         return self._keep(kind, await self.client.get(kind, namespace, name))
@@ -112,8 +115,16 @@ class CachedCluster:
             # Its last finalizer was taken away by this very write.
             self.cache.remove(kind, meta.get("namespace", ""), meta["name"], meta["uid"])
         else:
-            self.cache.put(kind, answer)
+            self._put(kind, answer)
         return answer
+
+    def _put(self, kind: Kind, answer: Json) -> None:
+        meta = answer["metadata"]
+        place = meta.get("namespace", ""), meta["name"]
+        before = self.cache.get(kind, *place)
+        is_news = self.cache.put(kind, answer)
+        if is_news and kind != SESSIONS and not _owner(answer)[1]:
+            self.told(kind, before, self.cache.get(kind, *place))
 
 
 _NOBODY: Final = ("", "")

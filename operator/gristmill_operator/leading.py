@@ -135,7 +135,10 @@ class Leader:
         )
         cache = self.intake.cache
         cluster = CachedCluster(
-            client=self.client, cache=cache, expectations=Expectations(cache=cache)
+            client=self.client,
+            cache=cache,
+            expectations=Expectations(cache=cache),
+            told=self.intake.tell,
         )
         parts = self.compose(
             Foundation(

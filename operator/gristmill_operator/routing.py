@@ -144,7 +144,11 @@ def _essence(body: Json | None) -> object:
     if body is None:
         return None
     status, meta = body.get("status") or {}, body["metadata"]
-    said = [(c["type"], c["status"], c.get("reason")) for c in status.get("conditions") or ()]
+    # The message, too: that of a model's weights says which tenants have them.
+    said = [
+        (c["type"], c["status"], c.get("reason", ""), c.get("message", ""))
+        for c in status.get("conditions") or ()
+    ]
     return body.get("spec"), meta.get("deletionTimestamp"), sorted(said), status.get("namespace")
 
 

@@ -53,16 +53,17 @@ class Intake:
         if not self.cache.put(kind, body):
             return False
         after = self.cache.get(kind, meta.get("namespace", ""), meta["name"])
-        self._tell(kind, before, after)
+        self.tell(kind, before, after)
         return True
 
     def drop(self, kind: Kind, body: Json) -> None:
         """The object is gone."""
         meta = body["metadata"]
         self.cache.remove(kind, meta.get("namespace", ""), meta["name"], meta["uid"])
-        self._tell(kind, body, None)
+        self.tell(kind, body, None)
 
-    def _tell(self, kind: Kind, before: Json | None, after: Json | None) -> None:
+    def tell(self, kind: Kind, before: Json | None, after: Json | None) -> None:
+        """Have all looked at again that the change may concern."""
         self.told(kind, before, after)
         for key in keys_for(kind, before, after, self.cache):
             self.queue.add(key)
