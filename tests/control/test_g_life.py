@@ -19,7 +19,7 @@ from gristmill_testing.operator_world import (
     reset,
     session,
 )
-from gristmill_testing.waiting_volumes import make_volumes
+from gristmill_testing.waiting_volumes import CLASS, make_volumes
 
 Json = dict[str, Any]
 CONVERGED_S = 30.0
@@ -164,27 +164,44 @@ def test_g10_an_operator_with_other_defaults_restarts_no_pod(world: OperatorWorl
     names = [f"n{number}" for number in range(20)]
     make(world, names)
     running(world, names)
-    before = world.pod_uids()
-    assert len(before) == 20
+    before = {name: world.pod_uids(name) for name in names}
     world.stop_operators()
     new_meter = "registry.example.com/gristmill-meter@sha256:" + "d" * 64
     world.start_operator(
         **FAST, meter_image=new_meter, meter_memory="256Mi", meter_cpu="50m",
         pod_environment='{"NEW": "1"}', image_pull_policy="Always", worker_tmp_size="1Gi",
+        storage_class=CLASS,
     )  # fmt: skip
     make(world, ["fresh"])
     running(world, ["fresh"])
 
     eventually("each was looked at", lambda: passes(world) >= 21, 30)
-    assert world.pod_uids() - world.pod_uids("fresh") == before
+    assert {name: world.pod_uids(name) for name in names} == before
     images = {
         each["name"]: each["image"] for each in world.pods("fresh")[0]["spec"]["initContainers"]
     }
     assert images["meter"] == new_meter, "the settings did change something"
     assert world.session("n0")["status"]["pinned"]["meterImage"] != new_meter
+    # A volume keeps the class that some settings named, whatever the next ones name.
+    restart(world, "n0", "once")
     world.stop_operators()
     world.start_operator(**FAST)
+    restart(world, "n0", "again")
     clear(world)
+
+
+def restart(world: OperatorWorld, name: str, word: str) -> None:
+    attempt = world.session(name)["status"]["attempt"]
+    kubectl(
+        world, "annotate", "trainingsession", name, f"gristmill.dev/restart={word}", "--overwrite"
+    )
+
+    def is_back() -> bool:
+        status = world.session(name)["status"]
+        assert status["state"] == "Running", status
+        return bool(status["attempt"] == attempt + 1 and status["workers"].get("ready") == 1)
+
+    eventually(f"{name} is back", is_back, 60)
 
 
 def test_g12_a_namespace_that_was_deleted_while_nobody_ran_goes(world: OperatorWorld) -> None:

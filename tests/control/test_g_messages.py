@@ -1,14 +1,20 @@
-"""What cannot work is said, in the resource and in an Event, in seconds: what, where, and what to do."""
+"""What only the cluster can tell is passed on in its own words; and what a hundred idle sessions cost."""
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gristmill_testing.cluster import Cluster, eventually
+from gristmill_contracts.resources import format_time
+from gristmill_contracts.units import now_us
+from gristmill_testing.cluster import WRITES, Cluster, eventually
+from gristmill_testing.operator_lives import told
 from gristmill_testing.operator_world import (
+    ACCOUNT,
     IMAGE,
     OperatorWorld,
     operator_world,
@@ -19,7 +25,6 @@ from gristmill_testing.operator_world import (
 from gristmill_testing.waiting_volumes import make_volumes
 
 Json = dict[str, Any]
-SOON_S = 5.0
 CLUSTER_TELLS_S = 15.0
 NOWHERE = "nowhere"
 """A profile of `tiny` that no node fits: its pods wait, and the test says how they are."""
@@ -30,16 +35,52 @@ def world(
     control_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorWorld]:
     folder: Path = tmp_path_factory.mktemp("messages")
-    make_volumes(control_cluster, 120, "messages")
+    make_volumes(control_cluster, 220, "messages")
     with operator_world(control_cluster, folder) as made:
         made.start_operator(qps="200", burst="200")
         made.tenant()
         made.model(weights={"image": {"reference": IMAGE}}, profiles=profiles())
+        quiet_mark.append(fall_quiet(made))
         yield made
         assert all(each.alive for each in made.operators), "it crashed"
         for each in made.operators:
             assert "reconcile_crashed" not in each.log.read_text()
         reset(made)
+
+
+QUIET = "gm-quiet"
+IDLE_S = float(os.environ.get("GRISTMILL_IDLE_S", "300"))
+"""How long 100 idle sessions are watched; the other tests of this module run meanwhile."""
+quiet_mark: list[tuple[float, int]] = []
+"""When they fell quiet, and the length of the audit log then."""
+
+
+def fall_quiet(world: OperatorWorld) -> tuple[float, int]:
+    """100 sessions that run, in a namespace of their own; returns once nothing is written of them."""
+    world.tenant("quiet")
+    text = "\n---\n".join(json.dumps(session(f"q{number}", QUIET)) for number in range(100))
+    world.cluster.apply(text, timeout=120)
+
+    def running() -> bool:
+        found = world.cluster.objects("trainingsessions", QUIET)
+        return all((each.get("status") or {}).get("state") == "Running" for each in found)
+
+    eventually("all run", running, 180, 1)
+
+    def is_quiet() -> bool:
+        mark = world.cluster.audit_mark()
+        time.sleep(3)  # nothing tells of a write that does not happen
+        return not quiet_writes(world, mark)
+
+    eventually("the start is over", is_quiet, 60)
+    return time.monotonic(), world.cluster.audit_mark()
+
+
+def quiet_writes(world: OperatorWorld, mark: int) -> list[str]:
+    """Of the operator, about the sessions that should need nothing."""
+    found = world.cluster.audit(mark, user=ACCOUNT, verbs=WRITES)
+    lines = (f"{each['verb']} {each['requestURI']}" for each in found)
+    return [line for line in lines if QUIET in line or "/tenants/quiet" in line]
 
 
 def profiles() -> list[Json]:
@@ -49,151 +90,6 @@ def profiles() -> list[Json]:
         {"name": "npu", **small, "device": {"resourceName": "example.com/npu", "count": 1}},
         {"name": NOWHERE, **small, "nodeSelector": {"gristmill.dev/nowhere": "true"}},
     ]
-
-
-def told(
-    world: OperatorWorld, name: str, type_: str, reason: str, *, within_s: float = SOON_S,
-    namespace: str = "gm-acme",
-) -> str:  # fmt: skip
-    """The message of the condition, once it and an Event of the same reason are there."""
-    found = world.wait_reason(name, type_, reason, namespace, within_s)
-    eventually(
-        f"an Event {reason} of {name}",
-        lambda: reason in {each["reason"] for each in world.events(name, namespace)},
-        SOON_S,
-    )
-    assert found["message"]
-    return str(found["message"])
-
-
-# --- bad input: what the operator itself knows ---------------------------------------------------
-
-
-def test_an_unknown_model_is_named(world: OperatorWorld) -> None:
-    world.cluster.apply(session("no-model", baseModelRef={"name": "missing"}))
-    message = told(world, "no-model", "Accepted", "ModelNotFound")
-    assert "'missing'" in message
-    assert "create it" in message
-
-
-def test_an_unknown_profile_is_told_with_those_there_are(world: OperatorWorld) -> None:
-    world.cluster.apply(session("no-profile", baseModelRef={"name": "tiny", "profile": "huge"}))
-    message = told(world, "no-profile", "Accepted", "ProfileNotFound")
-    assert "'huge'" in message
-    assert "default" in message
-
-
-def test_a_model_that_is_not_ready_is_waited_for_with_its_reason(world: OperatorWorld) -> None:
-    """Weights in a folder of the node, which this installation does not allow."""
-    from gristmill_testing.operator_world import model
-
-    world.cluster.apply(model("unready", weights={"path": "/srv/models/x"}))
-    world.cluster.apply(session("early", baseModelRef={"name": "unready"}))
-    message = told(world, "early", "QuotaReserved", "WaitingForModel")
-    assert "'unready'" in message
-    assert len(message) > len("BaseModel 'unready' is not ready: "), message
-    assert world.state("early") == "Created"
-
-
-def test_a_session_outside_of_a_tenant_is_told_how_to_get_one(world: OperatorWorld) -> None:
-    world.cluster.apply(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "nobodys"}},
-        session("stray", "nobodys"),
-    )
-    message = told(world, "stray", "Accepted", "TenantNotFound", namespace="nobodys")
-    assert "'nobodys'" in message
-    assert "create" in message
-    world.cluster.delete("trainingsession", "stray", "nobodys")
-    world.cluster.wait_gone("trainingsession", "stray", "nobodys", 20)
-
-
-def test_a_suspended_tenant_starts_nothing_and_says_so(world: OperatorWorld) -> None:
-    namespace = world.tenant("asleep", suspended=True)
-    world.cluster.apply(session("waits", namespace))
-    message = told(world, "waits", "Accepted", "TenantSuspended", namespace=namespace)
-    assert "spec.suspended" in message
-    assert world.pods(namespace=namespace) == []
-    world.cluster.apply(tenant("asleep", suspended=False))
-    world.wait_state("waits", "Running", namespace, 30)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"budget": {"maxTokens": 0}}, "budget.maxTokens"),
-        ({"budget": {"maxCost": "0"}}, "budget.maxCost"),
-        ({"workers": 0}, "workers"),
-    ],
-)
-def test_a_budget_of_nothing_is_refused_at_the_door(
-    world: OperatorWorld, changes: Json, said: str
-) -> None:
-    answer = world.cluster.try_apply(session("poor", **changes))
-    assert answer.code != 0
-    assert said in answer.err
-    assert world.cluster.find("trainingsession", "poor", "gm-acme") is None
-
-
-def test_a_version_that_is_not_served_is_refused_at_the_door(world: OperatorWorld) -> None:
-    newer = {**session("newer"), "apiVersion": "gristmill.dev/v9"}
-    answer = world.cluster.try_apply(newer)
-    assert answer.code != 0
-    assert "gristmill.dev/v9" in answer.err
-
-
-def test_a_spec_of_a_newer_version_is_said_not_to_be_understood(world: OperatorWorld) -> None:
-    """A newer chart's resource definition beside an operator that was not updated yet."""
-    name = "trainingsessions.gristmill.dev"
-    path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/desiredState/enum/-"
-    definition = world.cluster.get("customresourcedefinition", name)
-    patch = [{"op": "add", "path": path, "value": "Hibernating"}]
-    world.cluster.kubectl("patch", "crd", name, "--type=json", f"--patch={json.dumps(patch)}")
-    try:
-        newer = session("of-tomorrow", desiredState="Hibernating")
-        eventually("it is served", lambda: world.cluster.try_apply(newer).code == 0, 15)
-        message = told(world, "of-tomorrow", "Accepted", "NotUnderstood")
-        assert "desiredState" in message
-    finally:
-        world.cluster.kubectl(
-            "delete", "trainingsession", "of-tomorrow", "--namespace=gm-acme", "--wait=false"
-        )
-        schema = definition["spec"]
-        world.cluster.kubectl(
-            "patch", "crd", name, "--type=merge", f"--patch={json.dumps({'spec': schema})}"
-        )
-    world.cluster.wait_gone("trainingsession", "of-tomorrow", "gm-acme", 20)
-
-
-def test_two_sessions_of_one_display_name(world: OperatorWorld) -> None:
-    world.cluster.apply(session("one", displayName="same-name"))
-    world.wait_state("one", "Running")
-    world.cluster.apply(session("two", displayName="same-name"))
-    message = told(world, "two", "Accepted", "NameTaken")
-    assert "'same-name'" in message
-    assert "'one'" in message
-    assert world.pods("two") == []
-    kubectl = world.cluster.kubectl
-    kubectl("delete", "trainingsession", "one", "--namespace=gm-acme", "--wait=false")
-    world.wait_state("two", "Running", seconds=30)
-
-
-def test_a_spec_that_is_edited_after_the_start_is_refused_or_said(world: OperatorWorld) -> None:
-    world.cluster.apply(session("settled"))
-    world.wait_state("settled", "Running")
-    before = world.pod_uids("settled")
-    answer = world.cluster.try_apply(session("settled", workers=4))
-    assert answer.code != 0
-    assert "workers" in answer.err
-    world.cluster.apply(session("settled", failurePolicy={"maxRestarts": 7}))
-    eventually(
-        "it is observed",
-        lambda: (
-            (found := world.session("settled"))["status"]["observedGeneration"]
-            == found["metadata"]["generation"]
-        ),
-        SOON_S,
-    )
-    assert world.pod_uids("settled") == before
 
 
 # --- what the cluster tells ----------------------------------------------------------------------
@@ -300,9 +196,6 @@ def test_g46_a_meter_that_never_answers_ends_in_metering_unavailable(
 ) -> None:
     """G46: a sidecar that is never ready: no free tokens, and a word about it in about a minute."""
     pod = place_nowhere(world, "no-meter", failurePolicy={"maxRestarts": 0})
-    from gristmill_contracts.resources import format_time
-    from gristmill_contracts.units import now_us
-
     runs = {"running": {"startedAt": format_time(now_us())}}
     meter = {"name": "meter", "image": "", "imageID": "", "ready": False, "restartCount": 0}
     set_status(world, pod, initContainerStatuses=[{**meter, "started": False, "state": runs}])
@@ -367,3 +260,17 @@ def test_g50_a_name_of_forty_characters_runs_and_one_more_is_refused(
     assert {pod["spec"]["hostname"] for pod in world.pods(longest)} == {
         f"{longest}-a1-0", f"{longest}-a1-1"
     }  # fmt: skip
+
+
+def test_g22_a_hundred_idle_sessions_cause_no_write_but_the_lease(world: OperatorWorld) -> None:
+    """G22: a controller whose own status write started its next pass. By the API server's audit log.
+
+    The last of the module: the others ran while these sessions needed nothing.
+    """
+    since, mark = quiet_mark[0]
+    time.sleep(max(0.0, since + IDLE_S - time.monotonic()))  # nothing tells of what is not written
+    assert quiet_writes(world, mark) == []
+    lately = world.cluster.audit_mark()
+    time.sleep(10)
+    found = world.cluster.audit(lately, user=ACCOUNT, verbs=WRITES)
+    assert {each["requestURI"].split("/")[-2] for each in found} <= {"leases"}

@@ -9,6 +9,8 @@ from gristmill_testing.operator_world import ACCOUNT, OperatorWorld, session
 
 Json = dict[str, Any]
 NAMESPACE = "gm-acme"
+SOON_S = 5.0
+"""How soon somebody is told of bad input."""
 RANKS = 2
 
 
@@ -112,3 +114,18 @@ def clear(world: OperatorWorld) -> None:
     place = f"--namespace={NAMESPACE}"
     world.cluster.kubectl("delete", "trainingsessions", "--all", place, "--wait=false", timeout=90)
     eventually("no session", lambda: not world.cluster.objects("trainingsessions", NAMESPACE), 90)
+
+
+def told(
+    world: OperatorWorld, name: str, type_: str, reason: str, *, within_s: float = SOON_S,
+    namespace: str = "gm-acme",
+) -> str:  # fmt: skip
+    """The message of the condition, once it and an Event of the same reason are there."""
+    found = world.wait_reason(name, type_, reason, namespace, within_s)
+    eventually(
+        f"an Event {reason} of {name}",
+        lambda: reason in {each["reason"] for each in world.events(name, namespace)},
+        SOON_S,
+    )
+    assert found["message"]
+    return str(found["message"])
