@@ -57,6 +57,10 @@ def problem_of(what: str, status: int, body: bytes, retry_after: str | None) -> 
         return _conflict(message, reason, said)
     if status == 429 or (status == 503 and retry_after):
         return ThrottledError(message, _seconds(retry_after))
+    if "denied request" in said or "denied the request" in said:
+        # A policy or webhook of the platform's, whatever status it chose: it may be changed. What is
+        # invalid is so for ever.
+        return ForbiddenError(message)
     if status in _BY_STATUS:
         return _BY_STATUS[status](message)
     return UnavailableError(message) if status >= 500 else InvalidRequestError(message)

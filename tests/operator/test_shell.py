@@ -117,6 +117,8 @@ def test_the_resync_is_spread_evenly(count: int) -> None:
         pytest.param(403, "Forbidden", "user x cannot create", ForbiddenError, id="forbidden"),
         pytest.param(410, "Expired", "too old", GoneError, id="gone"),
         pytest.param(422, "Invalid", "spec.x: bad", InvalidRequestError, id="invalid"),
+        pytest.param(422, "Invalid", "policy p denied request: no", ForbiddenError, id="policy"),
+        pytest.param(400, "", "webhook w denied the request: no", ForbiddenError, id="webhook"),
         pytest.param(500, "InternalError", "oops", UnavailableError, id="internal"),
         pytest.param(504, "Timeout", "slow", UnavailableError, id="timeout"),
     ],
