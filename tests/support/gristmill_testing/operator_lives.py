@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 from gristmill_testing.cluster import condition, eventually
+from gristmill_testing.cluster_api import ApiError
 from gristmill_testing.operator_world import ACCOUNT, OperatorWorld, session
 
 Json = dict[str, Any]
@@ -98,7 +99,10 @@ def wait_served(world: OperatorWorld, names: list[str], seconds: float = 90) -> 
     """Until all are Running with all of their pods ready."""
 
     def late() -> list[str]:
-        found = world.cluster.objects("trainingsessions", NAMESPACE)
+        try:
+            found = world.cluster.objects("trainingsessions", NAMESPACE)
+        except (OSError, ApiError):  # it is on its way back
+            return names
         served = {
             each["metadata"]["name"]
             for each in found
