@@ -32,7 +32,7 @@ from gristmill_operator.routing import all_keys, session_key, waiting_beside
 from gristmill_operator.seams import Json, Key
 from gristmill_operator.settings import OperatorSettings
 from gristmill_operator.watch import Intake
-from gristmill_operator.workers import Resync, Workers
+from gristmill_operator.workers import Result, Resync, Workers
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class Leader:
             wrote=lambda informative: metrics.status_writes.labels(str(informative).lower()).inc(),
         )
 
-        def finished(key: Key, result: str, seconds: float) -> None:
+        def finished(key: Key, result: Result, seconds: float) -> None:
             metrics.reconciles.labels(key.kind, result).inc()
             metrics.reconcile_seconds.labels(key.kind).observe(seconds)
 

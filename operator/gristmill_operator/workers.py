@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from gristmill_contracts.errors import (
     ConflictError,
@@ -33,7 +33,9 @@ PASS_S_MAX: Final = 300.0
 """A pass that takes longer has lost its way: it is ended, and the key comes again."""
 RESYNC_SLICES: Final = 60
 
-Finished = Callable[[Key, str, float], None]
+Result = Literal["done", "stale", "transient", "failed", "ended"]
+"""Of a pass. ended: with the process, or with its lead. Alerts name these words."""
+Finished = Callable[[Key, Result, float], None]
 """Told of each pass: key, result, seconds."""
 
 
@@ -56,14 +58,14 @@ class Workers:
             key, waited_s = await self.queue.get()
             self.waited(waited_s)
             started = time.monotonic()
-            result = "error"
+            result: Result = "ended"
             try:
                 result = await self._one(key)
             finally:
                 self.queue.done(key)
                 self.finished(key, result, time.monotonic() - started)
 
-    async def _one(self, key: Key) -> str:
+    async def _one(self, key: Key) -> Result:
         try:
             async with asyncio.timeout(PASS_S_MAX):
                 again_s = await self._reconcile(key)
@@ -90,7 +92,7 @@ class Workers:
             return await self.sessions.reconcile(key)
         return await self.others[key.kind].reconcile(key.name)
 
-    async def _stale(self, key: Key, error: GristmillError) -> str:
+    async def _stale(self, key: Key, error: GristmillError) -> Result:
         """Something is newer than what was looked at, or gone: read it, and look again soon."""
         logger.info("stale", extra={**_fields(key), "error": error.message})
         if key.kind == SESSIONS.kind:
@@ -99,7 +101,7 @@ class Workers:
         self.queue.add_limited(key, longest_s=CONFLICT_MAX_S)
         return "stale"
 
-    def _failed(self, key: Key, error: BaseException) -> str:
+    def _failed(self, key: Key, error: BaseException) -> Result:
         transient = isinstance(error, TRANSIENT)
         longest_s = TRANSIENT_MAX_S if transient else BACKOFF_MAX_S
         if isinstance(error, ThrottledError) and error.retry_after_s is not None:

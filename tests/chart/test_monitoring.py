@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from gristmill_contracts import labels, metrics
+from gristmill_operator.workers import Result
 from gristmill_testing.chart import CHART, ROOT, find, kinds, render
 
 ON: dict[str, Any] = {
@@ -89,6 +90,18 @@ def test_queries_use_labels_that_their_metric_has() -> None:
     queries = [*board_queries(), *(each["expr"] for each in alerts())]
     assert {query: found for query in queries if (found := wrong_labels(query, known))} == {}
     assert wrong_labels('gristmill_spool_bytes{session="x"}', known) == {"session"}
+
+
+def test_alerts_on_results_name_those_that_the_operator_tells() -> None:
+    told = set(get_args(Result))
+    found = [
+        (each["alert"], word)
+        for each in alerts()
+        for words in re.findall(rf'{metrics.OPERATOR_RECONCILES}{{result=~?"([^"]*)"', each["expr"])
+        for word in words.split("|")
+    ]
+    assert found
+    assert [each for each in found if each[1] not in told] == []
 
 
 def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
