@@ -91,6 +91,8 @@ def test_the_operator_is_told_what_sessions_are_made_with(monkeypatch: pytest.Mo
             "global.imageRegistry": "mirror.example.com",
             "meter.image.digest": "sha256:" + "a" * 64,
             "networkPolicy.cluster.podCIDRs": ["10.0.0.0/8", "fd00::/8"],
+            "networkPolicy.cluster.nodeCIDRs": ["192.0.2.0/24"],
+            "networkPolicy.apiServer.cidrs": ["0.0.0.0/0", "198.51.100.7/32"],
             "rbac.namespaceDeletion": True,
         }
     )
@@ -102,6 +104,8 @@ def test_the_operator_is_told_what_sessions_are_made_with(monkeypatch: pytest.Mo
     assert settings.pod_environment["HTTPS_PROXY"] == "http://proxy:3128"
     assert settings.pod_environment["NCCL_DEBUG"] == "WARN"
     assert [str(each) for each in settings.pod_cidrs] == ["10.0.0.0/8", "fd00::/8"]
+    # Where the API server is known to lie no tenant's range reaches it.
+    assert settings.node_cidrs == ("192.0.2.0/24", "198.51.100.7/32")
     assert settings.namespace_deletion is True
     namespace_verbs = [
         rule["verbs"]

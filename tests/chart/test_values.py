@@ -167,10 +167,11 @@ NOTES: list[tuple[dict[str, Any], list[str]]] = [
         [
             "kubectl -n gristmill-system wait --for=condition=Available deployment",
             "kubectl apply -f tenant.yaml",
-            "kubectl apply -f session.yaml",
+            "kubectl apply -n gm-research -f session.yaml",
             "registry.example.com/gristmill-worker:1.2.3",
             "port-forward service/gristmill-gateway 8450:8450",
             "networkPolicy.apiServer.cidrs is 0.0.0.0/0",
+            "networkPolicy.cluster names not all of podCIDRs, serviceCIDRs and nodeCIDRs",
         ],
     ),
     (

@@ -25,7 +25,7 @@
       "DNS_CIDRS" (join "," $policy.dns.cidrs)
       "POD_CIDRS" (join "," $policy.cluster.podCIDRs)
       "SERVICE_CIDRS" (join "," $policy.cluster.serviceCIDRs)
-      "NODE_CIDRS" (join "," $policy.cluster.nodeCIDRs)
+      "NODE_CIDRS" (join "," (uniq (concat $policy.cluster.nodeCIDRs (without $policy.apiServer.cidrs "0.0.0.0/0" "::/0"))))
       "HUB_CIDRS" (join "," $policy.hub.cidrs)
       "HUB_PORTS" (join "," $policy.hub.ports)
       "METRICS_NAMESPACE" $policy.metricsNamespace
