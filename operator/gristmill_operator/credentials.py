@@ -1,10 +1,12 @@
 """How to reach the API server: as the pod's service account, or as a kubeconfig says."""
 
 import base64
+import contextlib
 import os
 import ssl
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -26,9 +28,13 @@ class Token:
 
     text: str = ""
     file: Path | None = None
+    source: Callable[[], str] | None = None
+    """Asked each time: it keeps the token for as long as it is good."""
     _read_at: float = field(default=float("-inf"), repr=False)
 
     def value(self) -> str:
+        if self.source is not None:
+            return self.source()
         if self.file is not None and time.monotonic() - self._read_at > TOKEN_AGE_S_MAX:
             self.text = self.file.read_text().strip()
             self._read_at = time.monotonic()
@@ -108,11 +114,7 @@ def _from_kubeconfig(
     context = _named(config["contexts"], config["current-context"])["context"]
     cluster = _named(config["clusters"], context["cluster"])["cluster"]
     user = _named(config["users"], context["user"])["user"]
-    if "exec" in user or "auth-provider" in user:
-        raise InvalidRequestError(
-            f"user {context['user']!r} of the kubeconfig gets its token from a program, which is not "
-            "supported: give it a token, a token file or a client certificate"
-        )
+    helped = "exec" in user or "auth-provider" in user
     server = api_server_url or cluster["server"]
     tls = _tls(
         server,
@@ -123,7 +125,34 @@ def _from_kubeconfig(
     )
     file = user.get("tokenFile")
     token = Token(file=folder / file) if file else Token(text=user.get("token", ""))
+    if helped:
+        token = Token(source=_token_of_program(config))
     return Access(server=server.rstrip("/"), tls=tls, token=token)
+
+
+def _token_of_program(config: dict[str, Any]) -> Callable[[], str]:  # Any: a kubeconfig
+    """Cloud providers' kubeconfigs name a program that prints a token: the official client runs it,
+    and runs it again when the token has ended.
+    """
+    # Imported here: it holds 50 MB of models, and in a pod there is no kubeconfig.
+    from kubernetes import client
+    from kubernetes.config import ConfigException, load_kube_config_from_dict
+
+    official = client.Configuration()
+    with contextlib.suppress(ConfigException):
+        load_kube_config_from_dict(config, client_configuration=official)  # type: ignore[no-untyped-call]
+
+    def ask() -> str:
+        # The name of this entry has changed before; the headers that it leads to have not.
+        settings: Any = official.auth_settings().values()  # Any: typed as objects
+        headers = [each["value"] for each in settings if each["key"].lower() == "authorization"]
+        return str(headers[0]).removeprefix("Bearer ") if headers else ""
+
+    if not ask():
+        raise InvalidRequestError(
+            "the program that the kubeconfig names for a token gave none; run it by hand to see why"
+        )
+    return ask
 
 
 def _named(entries: list[dict[str, Any]], name: str) -> dict[str, Any]:  # Any: a kubeconfig

@@ -243,6 +243,31 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         find_access(tmp_path / "nowhere")
 
 
+def test_a_kubeconfig_may_name_a_program_that_prints_the_token(tmp_path: Path) -> None:
+    """As those of cloud providers do."""
+    printed = {
+        "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+        "status": {"token": "of-a-program"},
+    }  # fmt: skip
+    program = {
+        "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
+        "command": "echo", "args": [json.dumps(printed)],
+    }  # fmt: skip
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"exec": program}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }  # fmt: skip
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(config))
+    assert find_access(path).token.value() == "of-a-program"
+    program["command"] = "false"
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(InvalidRequestError, match="the program that the kubeconfig names"):
+        find_access(path).token.value()
+
+
 # --- start ---------------------------------------------------------------------------------------
 
 
