@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from gristmill_contracts.cluster_http import UsageGap
-from gristmill_contracts.errors import ConflictError, FencedError
+from gristmill_contracts.errors import ConflictError, FencedError, ForbiddenError
 from gristmill_contracts.http import ProducerCursor, RegisterProducer
 from gristmill_contracts.units import now_us
 from gristmill_ledger import checks, schema
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.events import lock_producer
 from gristmill_ledger.gaps import LOG_LOST, record_gap
-from gristmill_ledger.registry import session_tenant
+from gristmill_ledger.registry import is_registered, session_tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,22 @@ def check_registration(request: RegisterProducer) -> None:
         checks.quantity(field, getattr(request, field))
 
 
-def register_producer(connection: Connection, request: RegisterProducer) -> Registered:
+def register_producer(
+    connection: Connection, request: RegisterProducer, *, known_session: bool = False
+) -> Registered:
     """Make the producer known, or learn its newer epoch and attempt. The cursor outlives epochs.
+
+    known_session: the session must have been registered before, so that its tenant is not the meter's
+    to say; else ForbiddenError.
 
     It must: a log that is gone is recognised by a head below what the ledger acknowledged. Such a log
     owns nothing: the gap is recorded, and the log that the ledger knew may still come back.
     Raises FencedError for a lower epoch or attempt, ConflictError for another tenant or session.
     """
+    if known_session and not is_registered(connection, request.session):
+        raise ForbiddenError(
+            f"session {request.session} is not registered; whoever starts its meter registers it first"
+        )
     owner = session_tenant(connection, request.session)
     if owner is not None and owner != request.tenant:
         raise ConflictError(

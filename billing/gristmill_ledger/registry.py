@@ -107,6 +107,13 @@ def session_books(connection: Connection, uids: set[str]) -> dict[str, str]:
     return {row.session: row.book for row in rows}
 
 
+def is_registered(connection: Connection, uid: str) -> bool:
+    """Whether somebody has registered the session, other than by its log."""
+    table = schema.session.c
+    found = connection.execute(select(table.uid).where(table.uid == uid)).scalar_one_or_none()
+    return found is not None
+
+
 def session_tenant(connection: Connection, uid: str) -> str | None:
     """The tenant of a session: as it was registered, else as its log was."""
     session, producer = schema.session.c, schema.producer.c

@@ -67,7 +67,9 @@ async def client(tmp_path: Path) -> AsyncIterator[LedgerClient]:
         cluster_key_file=tmp_path / "cluster.key",
         artifacts_dir=tmp_path / "artifacts",
     ) as client:
-        await client.as_service(KEY, "operator").ask(Empty, "POST", "/v1/sessions", session())
+        for uid in (UID, "s-2"):
+            message = session(uid)
+            await client.as_service(KEY, "operator").ask(Empty, "POST", "/v1/sessions", message)
         yield client
 
 
@@ -182,6 +184,17 @@ async def test_a_meter_cannot_bill_another_tenant(client: LedgerClient) -> None:
     with pytest.raises(GristmillError, match="belongs to tenant acme"):
         await meter.register(UID, tenant="rival")
     assert (await client.as_service(KEY, "cli").usage())["rows"] == []
+
+
+async def test_a_meter_does_not_say_whose_its_session_is(client: LedgerClient) -> None:
+    with pytest.raises(ForbiddenError, match="registers it first"):
+        await client.as_meter(KEY, "s-9").register("s-9", session="s-9")
+    beat = make_heartbeat(UID)
+    beat.tenant = TenantName("rival")
+    assert await refusal(client.as_meter(KEY, UID), "POST", "/v1/heartbeats", [beat]) == "forbidden"
+    stranger = client.as_meter(KEY, "s-9")
+    beats = [make_heartbeat("s-9")]
+    assert await refusal(stranger, "POST", "/v1/heartbeats", beats) == "forbidden"
 
 
 async def test_a_fenced_attempt_still_hands_in_what_it_released(client: LedgerClient) -> None:

@@ -181,6 +181,26 @@ class TestDrain:
             assert line["event"] == "drain_shipped"
             assert (line["session"], line["acked_seq"], line["head_seq"]) == (UID, 2, 2)
 
+    async def test_ships_logs_that_lie_aside_without_an_assignment(self, folder: Path) -> None:
+        async with served(folder) as process:
+            await process.submit(1, forward_backward(5))
+            await process.poll("train", 1)
+            await process.acknowledged(1)
+            process.ledger.away = True
+            await process.submit(2, forward_backward(7, 2))
+            await process.poll("train", 2)
+            await process.stop(signal.SIGKILL)
+            process.ledger.away = False
+            (folder / "unflushed").mkdir()
+            (folder / "log" / UID).rename(folder / "unflushed" / UID)
+            process.settings |= {
+                "DATA_DIR": str(folder / "unflushed"),
+                "ASSIGNMENTS_DIR": str(folder / "none"),
+            }
+            status, logged = await process.drain()
+            assert status == 0, logged
+            assert [event.number for event in process.ledger.events] == [1, 2]
+
     async def test_says_what_it_waits_for_and_gives_up_in_time(self, folder: Path) -> None:
         async with served(folder) as process:
             await process.submit(1, forward_backward(5))

@@ -5,6 +5,7 @@ import logging
 from fastapi import APIRouter, Request, Response
 
 from gristmill_contracts import limits
+from gristmill_contracts.errors import ForbiddenError
 from gristmill_contracts.http import Heartbeat, RegisterProducer, UsageBatch
 from gristmill_contracts.units import now_us
 from gristmill_ledger.auth import caller_of
@@ -13,6 +14,7 @@ from gristmill_ledger.heartbeats import check_heartbeats
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.problems import TooLargeError
 from gristmill_ledger.producers import check_registration, register_producer
+from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.wire import answer, read_message
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,9 @@ async def register(request: Request) -> Response:
     caller = caller_of(request)
     caller.check_session(message.session, message.attempt)
     caller.check_session(message.producer)
-    registered = await ledger.database.write(lambda c: register_producer(c, message))
+    registered = await ledger.database.write(
+        lambda c: register_producer(c, message, known_session=bool(caller.session))
+    )
     fields = {"producer": message.producer, "epoch": message.epoch, "head_seq": message.head_seq}
     fields["acked_seq"] = registered.cursor.acked_seq
     if registered.log_lost:
@@ -84,4 +88,11 @@ async def beat(request: Request) -> Response:
     caller = caller_of(request)
     for heartbeat in heartbeats:
         caller.check_session(heartbeat.view.uid, heartbeat.view.attempt)
+    if caller.session:
+        tenant = await ledger.database.read(lambda c: session_tenant(c, caller.session))
+        for heartbeat in heartbeats:
+            if heartbeat.tenant != tenant:
+                raise ForbiddenError(
+                    f"session {caller.session} is of tenant {tenant or 'nobody'}, not {heartbeat.tenant}"
+                )
     return answer(await ledger.beat(heartbeats))
