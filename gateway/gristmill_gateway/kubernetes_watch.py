@@ -49,6 +49,10 @@ class Reflector(Generic[R]):
             except (GristmillError, TimeoutError) as error:
                 self.away = True
                 logger.warning("watch_lost", extra={"kind": self.name, "reason": str(error)})
+            except Exception:
+                # A bug in reading one object must not leave this gateway with what it knew for good.
+                self.away, self._version = True, ""
+                logger.exception("watch_crashed", extra={"kind": self.name})
             if time.monotonic() - began > STEADY_S:
                 pause_s = BACKOFF_S_MIN
                 continue

@@ -116,6 +116,15 @@ async def test_a_list_of_several_pages_and_a_watch_that_goes_on_from_it() -> Non
     assert api.asked[3]["resourceVersion"] == "8"
 
 
+@pytest.mark.parametrize("broken", [["no mapping"], [AttributeError("a bug of ours")]])
+async def test_a_bug_in_reading_a_change_starts_over_with_a_list(broken: list[Any]) -> None:
+    api = ScriptedApi([listed(5, content("a", 1)), listed(9, content("b", 8))], [broken])
+    async with following(api) as (cache, reflector):
+        assert names(cache) == ["b"]
+        assert not reflector.away
+    assert [each["resourceVersion"] for each in api.asked if "watch" in each] == ["5", "9"]
+
+
 async def test_a_bookmark_moves_where_the_next_watch_begins() -> None:
     bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "90"}}}
     api = ScriptedApi([listed(5)], [[bookmark]])
