@@ -248,6 +248,27 @@ def test_an_uninstall_keeps_definitions_sessions_books_and_key(
     assert release.get("pvc", "gristmill-ledger", NAMESPACE)["metadata"]["uid"] == claim
 
 
+VOLATILE = ("uid", "resourceVersion", "generation", "managedFields")
+
+
+def test_a_session_that_is_restored_keeps_its_identity(
+    release: Cluster, control_cluster: Cluster, namespace: str
+) -> None:
+    """As docs/how-to/back-up-a-cluster.md does it: without what the API server gave the old object."""
+    identity = "5f6c2c4e-8f58-4b0e-9d0a-6b8a3c1d2e4f"
+    mark = f"name: moves, annotations: {{gristmill.dev/session-id: {identity}}}"
+    release.apply(SESSION.replace("name: NAME", mark), namespace=namespace)
+    backup = release.get("trainingsession", "moves", namespace)
+    before = backup["metadata"]["uid"]
+    release.delete("trainingsession", "moves", namespace, wait=True)
+    backup.pop("status", None)
+    backup["metadata"] = {k: v for k, v in backup["metadata"].items() if k not in VOLATILE}
+    release.kubectl("apply", "-f", "-", stdin=json.dumps(backup))
+    restored = release.get("trainingsession", "moves", namespace)["metadata"]
+    assert restored["annotations"]["gristmill.dev/session-id"] == identity
+    assert restored["uid"] != before
+
+
 @dataclass(slots=True, kw_only=True)
 class Checks:
     """The chart's checks, started as their pods would, with the token of a ServiceAccount."""

@@ -1,17 +1,23 @@
 """`helm install` from nothing on a real node, its test, a rolling update, and the way out."""
 
+import base64
+import contextlib
+import re
+import sqlite3
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from gristmill_testing.chart import NAMESPACE, ROOT
 from gristmill_testing.cluster import Cluster, condition, eventually
 from gristmill_testing.cluster_pods import connections, pod
+from gristmill_testing.node_lab import PLACE, TINY, open_lab
 from gristmill_testing.release import (
     install,
     pods,
@@ -124,6 +130,40 @@ def test_the_samples_of_a_platform_team_are_ready_in_a_minute(release: Release) 
         "--as=rita", "--as-group=research", "--as-group=system:authenticated",
     )  # fmt: skip
     assert members.strip() == "yes"
+
+
+def test_the_books_are_backed_up_while_the_ledger_runs(release: Release, tmp_path: Path) -> None:
+    """The program of docs/how-to/back-up-a-cluster.md."""
+    page = (ROOT / "docs/how-to/back-up-a-cluster.md").read_text()
+    program = re.search(r"python -c '\n(import sqlite3.*?)'", page, re.DOTALL)
+    copied = re.search(r"-- cat (\S+) > books.sqlite3", page)
+    assert program is not None
+    assert copied is not None
+    (ledger,) = pods(release.cluster, "ledger")
+    name = ledger["metadata"]["name"]
+    release.cluster.pod_exec(NAMESPACE, name, "python", "-c", program.group(1))
+    encoded = release.cluster.pod_exec(
+        NAMESPACE, name, "python", "-c",
+        f"import base64; print(base64.b64encode(open('{copied.group(1)}', 'rb').read()).decode())",
+    )  # fmt: skip
+    (tmp_path / "books.sqlite3").write_bytes(base64.b64decode(encoded))
+    with contextlib.closing(sqlite3.connect(tmp_path / "books.sqlite3")) as books:
+        assert books.execute("pragma integrity_check").fetchone() == ("ok",)
+        accounts = books.execute("select count(*) from tenant").fetchone()
+    assert accounts == (1,), "the tenant of the samples"
+
+
+@pytest.mark.timeout(600)
+def test_helm_test_runs_a_session_on_a_model_that_is_named(
+    release: Release, tmp_path: Path
+) -> None:
+    lab = open_lab(release.cluster, tmp_path, {"test.model": TINY, "test.namespace": PLACE})
+    said = lab.cluster.helm(
+        "test", "gristmill", f"-n{NAMESPACE}", "--logs", "--timeout=400s", timeout=420
+    )
+    assert f"session {PLACE}/helm-test on {TINY}: Running after" in said
+    assert "deleted, its usage is in the ledger" in said
+    assert lab.cluster.find("trainingsession", "helm-test", PLACE) is None
 
 
 def test_g56_nothing_was_refused_to_us_for_want_of_a_right(release: Release) -> None:
