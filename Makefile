@@ -135,6 +135,10 @@ crds: setup ## Write the custom resource definitions of crds/ from the contracts
 chart: setup ## Write the chart's schema, its reference page and its copies of crds/
 	@$(BIN)/python scripts/chart.py
 
+.PHONY: transcripts
+transcripts: setup-model cluster-build ## Write docs/reference/kubectl.md from a run on the test cluster (10 minutes)
+	@GRISTMILL_WRITE_TRANSCRIPTS=1 $(PYTEST) tests/node/test_transcripts.py $(ARGS)
+
 .PHONY: constraints
 constraints: ## Pin what .venv holds now
 	@scripts/constraints.sh
