@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from gristmill_testing.cluster import Cluster, KubectlError, eventually, must
 from gristmill_testing.cluster_pods import pod
+
+START_S = 60.0
+"""From nothing to an API, or a Ready node, and our images on it."""
 
 
 @pytest.fixture
@@ -78,7 +82,11 @@ def marked(environ: Path, folder: Path) -> bool:
 def test_down_leaves_nothing(folder: Path, level: str) -> None:
     before = traces(folder)
     assert before["processes"] == before["cgroups"] == set()
+    begin = time.monotonic()
     cluster = up(folder, level)
+    seconds = time.monotonic() - begin
+    print(f"up --level {level}: {seconds:.1f} s")
+    assert seconds < START_S
     network = os.readlink(cluster.network)
     if level == "node":
         cluster.apply(pod("p", "-c", "import time; time.sleep(3600)"), namespace="default")
