@@ -18,10 +18,13 @@ from gristmill_ledger.directives import answer_heartbeats
 from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, store_heartbeats
 from gristmill_ledger.metrics import Metrics
 from gristmill_ledger.migrate import migrate
+from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.settings import LedgerSettings
 
 log = logging.getLogger(__name__)
 
+TENANTS_KEPT_MAX: Final = 100_000
+"""Sessions whose tenant is kept in memory."""
 REPLICA_LOOK_S: Final = 1.0
 """How often a held poll looks for heartbeats that another replica stored."""
 
@@ -44,6 +47,7 @@ class Ledger:
         """Told to end: still serving, and no longer ready."""
         self.polls_held = 0
         """Requests for heartbeats that wait for one."""
+        self._tenants: dict[str, str] = {}
         self._beaten = asyncio.Condition()
         self._beats = 0
         self._closing = False
@@ -73,6 +77,17 @@ class Ledger:
         await self.wake()
         await asyncio.to_thread(self.database.close)
         log.info("ledger_closed")
+
+    async def tenant_of(self, uid: str) -> str | None:
+        """The tenant of a session; None = nobody has told. It never changes, so it is looked up once."""
+        tenant = self._tenants.get(uid)
+        if tenant is None:
+            tenant = await self.database.read(partial(session_tenant, uid=uid))
+            if len(self._tenants) >= TENANTS_KEPT_MAX:
+                self._tenants.clear()
+            if tenant is not None:
+                self._tenants[uid] = tenant
+        return tenant
 
     async def wake(self) -> None:
         """End all held polls: the process is about to stop."""

@@ -29,7 +29,6 @@ from gristmill_ledger.auth import Caller, caller_of
 from gristmill_ledger.checkpoints import holds_path
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.producers import owning_attempt
-from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.routes.registries import read_parameters
 from gristmill_ledger.usage_query import page_limit
 from gristmill_ledger.wire import answer
@@ -152,7 +151,7 @@ async def _store(request: Request, tenant: str) -> ArtifactStore:
     checks.tenant_name(tenant)
     caller = caller_of(request)
     if caller.session:
-        own = await ledger.database.read(lambda c: session_tenant(c, caller.session))
+        own = await ledger.tenant_of(caller.session)
         if own != tenant:
             raise ForbiddenError(
                 f"session {caller.session} is of tenant {own or 'nobody'}, not {tenant}; register the "

@@ -14,7 +14,6 @@ from gristmill_ledger.heartbeats import check_heartbeats
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.problems import TooLargeError
 from gristmill_ledger.producers import check_registration, register_producer
-from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.wire import answer, read_message
 
 log = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ async def beat(request: Request) -> Response:
     for heartbeat in heartbeats:
         caller.check_session(heartbeat.view.uid, heartbeat.view.attempt)
     if caller.session:
-        tenant = await ledger.database.read(lambda c: session_tenant(c, caller.session))
+        tenant = await ledger.tenant_of(caller.session)
         for heartbeat in heartbeats:
             if heartbeat.tenant != tenant:
                 raise ForbiddenError(
