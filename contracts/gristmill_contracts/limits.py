@@ -88,6 +88,10 @@ API_CONNECTIONS_MAX: Final = 32
 """Connections of one gateway to the API server."""
 API_TIMEOUT_S: Final = 10.0
 """How long the API server may take to answer a request that is no watch."""
+API_PLACE_WAIT_S: Final = 5.0
+"""How long a call waits for one of those connections, before its client is told to try again."""
+GATEWAY_THREADS_MAX: Final = 128
+"""Threads of one gateway: many more than wait for the API server, so that work on sessions goes on."""
 API_TRIES_MAX: Final = 4
 """How often a write that the API server could not take just now is sent."""
 API_PAGE_MAX: Final = 500

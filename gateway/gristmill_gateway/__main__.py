@@ -6,10 +6,12 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import uvicorn
 
+from gristmill_contracts import limits
 from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.secrets import operation_key
@@ -46,6 +48,8 @@ def main() -> None:
 
 async def serve(settings: GatewaySettings) -> None:
     """Serve until told to stop. Then no new calls are asked for, held answers are let go, and it ends."""
+    threads = ThreadPoolExecutor(limits.GATEWAY_THREADS_MAX, thread_name_prefix="gateway")
+    asyncio.get_running_loop().set_default_executor(threads)
     gateway = open_gateway(settings)
     config = uvicorn.Config(
         make_app(gateway),

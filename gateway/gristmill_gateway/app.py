@@ -67,7 +67,8 @@ class Gateway:
         """What does not answer: `store`, `ledger`, and `watch of <kind>` for what is read as it was."""
         absent = [] if self.cluster is None else self.cluster.away()
         try:
-            await asyncio.to_thread(self.context.store.revision)
+            # Here and now: a probe must not wait for threads that wait for an API server.
+            self.context.store.revision()
         except Exception as error:  # noqa: BLE001 # Whatever is wrong with the store, it is not ready.
             logger.warning("store_unreadable", extra={"error": str(error)})
             absent.append("store")

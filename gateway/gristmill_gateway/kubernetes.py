@@ -5,6 +5,7 @@ sessions' status and the cluster key, so that a gateway may read no Secret of an
 """
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar, cast
 
@@ -21,6 +22,7 @@ from gristmill_contracts.errors import (
     InvalidRequestError,
     InvariantError,
     NotFoundError,
+    OverloadedError,
     UnavailableError,
 )
 from gristmill_contracts.ids import SessionUid
@@ -70,6 +72,8 @@ class KubernetesStore:
         self._owners = Made(self._caches[TrainingSession], owners_of, of_status=False)
         self._reflectors = [Reflector(api, kind, self._caches[kind]) for kind in WATCHED]
         self._tasks: list[asyncio.Task[None]] = []
+        self._places = threading.BoundedSemaphore(limits.API_CONNECTIONS_MAX)
+        """A thread that waits for the API server has one, so that it never has all threads wait."""
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -210,12 +214,22 @@ class KubernetesStore:
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         """Run on the event loop, from a thread of it."""
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        if not self._places.acquire(timeout=limits.API_PLACE_WAIT_S):
+            call.close()
+            raise OverloadedError(
+                f"{limits.API_CONNECTIONS_MAX} calls wait for the API server; try again shortly"
+            )
         try:
-            return future.result(CALL_TIMEOUT_S)
-        except TimeoutError as error:
-            future.cancel()
-            raise UnavailableError("the API server did not answer in time; try again") from error
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
+            try:
+                return future.result(CALL_TIMEOUT_S)
+            except TimeoutError as error:
+                future.cancel()
+                raise UnavailableError(
+                    "the API server did not answer in time; try again"
+                ) from error
+        finally:
+            self._places.release()
 
 
 def owners_of(sessions: list[TrainingSession]) -> dict[SessionUid, str]:
