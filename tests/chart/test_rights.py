@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gristmill_operator.permissions import Right, needed
-from gristmill_testing.chart import NAMESPACE, find, render
+from gristmill_testing.chart import NAMESPACE, find, kinds, render
 
 Rule = tuple[str, str, str, str]
 """Group, resource, verb, name ("" = any)."""
@@ -157,6 +157,15 @@ def test_the_roles_of_people_are_aggregated_unless_told_otherwise(role: str) -> 
     assert find(render(), "ClusterRole", name)["metadata"]["labels"][label] == "true"
     alone = render({"rbac.aggregate": False})
     assert label not in find(alone, "ClusterRole", name)["metadata"]["labels"]
+
+
+def test_everybody_reads_models_and_prices_unless_told_otherwise() -> None:
+    objects = render()
+    granted = set(rules(objects, "ClusterRole", "gristmill-catalogue"))
+    assert {rule[2] for rule in granted} == {"get", "list", "watch"}
+    assert not any(rule[1].startswith("tenants") for rule in granted)
+    closed = kinds(render({"rbac.catalogue": False}))
+    assert not [each for each in closed if each[1] == "gristmill-catalogue"]
 
 
 def test_a_viewer_changes_nothing_and_an_editor_only_sessions() -> None:
