@@ -280,6 +280,17 @@ SESSION_RULES: Final = (
     ),
     immutable("queueName", ANOTHER),
     immutable("priorityClassName", ANOTHER),
+    Rule(
+        at="spec",
+        # Kubernetes lets every namespace use these: a session's pods would push the cluster's own aside.
+        rule=f"!{value('self', 'priorityClassName')}.startsWith('system-')",
+        message="spec.priorityClassName is one of the cluster's own classes; choose another, or leave it out",
+        expression=said(
+            "spec.priorityClassName is '%s', one of the cluster's own classes; choose another, or leave it out "
+            "for the tenant's",
+            value("self", "priorityClassName"),
+        ),
+    ),
     immutable("project", ANOTHER),
     immutable("output.path", ANOTHER),
     immutable("output.checkpointGroup", ANOTHER, "'sagemaker-default'"),

@@ -205,6 +205,12 @@ SESSIONS = [
     ),
     stays("queueName", "a", "b", ANOTHER),
     stays("priorityClassName", "a", "b", ANOTHER),
+    Case(
+        kind=SESSION,
+        first={"spec.priorityClassName": "system-node-critical"},
+        refused="spec: spec.priorityClassName is 'system-node-critical', one of the cluster's own classes; choose another, "
+        "or leave it out for the tenant's",
+    ),
     stays("project", "a", "b", ANOTHER),
     stays("output.path", "s3://bucket/a", "s3://bucket/b", ANOTHER),
     stays("output.checkpointGroup", "sagemaker-default", "b", ANOTHER),
