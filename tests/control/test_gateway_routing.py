@@ -119,7 +119,7 @@ def test_the_sdk_survives_a_pod_that_is_away_and_comes_back_elsewhere(
         assert time.monotonic() - began > 3 * HOLD_S
 
 
-def test_a_submit_is_held_until_the_pod_is_there(world: GatewayCluster) -> None:
+def test_g40_a_submit_is_held_until_the_pod_is_there(world: GatewayCluster) -> None:
     """G40: the first call of a session that only starts is no error."""
     tenant = world.add_tenant()
     world.apply_session(tenant, "run-1")
@@ -277,7 +277,9 @@ def far_away(meter: FakeMeter, starting: int) -> Any:
     return slow
 
 
-def test_a_pod_that_is_far_away_and_slow_to_get_ready_gives_no_error(world: GatewayCluster) -> None:
+def test_g36_a_pod_that_is_far_away_and_slow_to_get_ready_gives_no_error(
+    world: GatewayCluster,
+) -> None:
     """G36: forwarded before it is ready, or never after."""
     tenant = world.add_tenant()
     world.apply_session(tenant, "run-1")

@@ -177,7 +177,7 @@ def test_an_operator_without_its_rights_names_each_and_does_not_start(
     assert "get secrets gristmill-cluster-key in namespace gristmill-system" in said
 
 
-def test_a_watch_that_tells_nothing_is_found_and_what_it_hid_is_seen(
+def test_g4_a_watch_that_tells_nothing_is_found_and_what_it_hid_is_seen(
     shell_world: OperatorWorld,
 ) -> None:
     """The sweep brings in what was hidden, and the liveness probe asks for a restart."""
