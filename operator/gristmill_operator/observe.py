@@ -156,6 +156,7 @@ class ClusterObserver:
             budget_message="" if budget is None else budget.message,
             position=self._position(session, maximum, now_us),
             max_running=maximum,
+            rate_card_missing=self._missing_card(session, tenant),
         )
 
     def _position(self, session: TrainingSession, maximum: int | None, now_us: int) -> int | None:
@@ -263,6 +264,11 @@ class ClusterObserver:
         if len(self._pinned) > PINS_KEPT_MAX:
             self._pinned.popitem(last=False)
         return fresh
+
+    def _missing_card(self, session: TrainingSession, tenant: Tenant) -> str:
+        reference = session.spec.rate_card_ref or tenant.spec.rate_card_ref
+        is_there = reference is None or self.card_of(session, tenant) is not None
+        return "" if reference is None or is_there else reference.name
 
     def card_of(self, session: TrainingSession, tenant: Tenant) -> RateCard | None:
         reference = session.spec.rate_card_ref or tenant.spec.rate_card_ref

@@ -126,6 +126,17 @@ def test_pins_are_what_would_be_pinned_now_whatever_was_pinned_before() -> None:
     assert world.look(session).pins.image == other.spec.image
 
 
+def test_a_rate_card_that_is_named_and_not_there_is_missed() -> None:
+    world = World()
+    asks = a_session(rate_card_ref={"name": "standard"})
+    assert world.look(asks).tenant.rate_card_missing == "standard"
+    assert world.look().tenant.rate_card_missing == ""
+    world.put(TENANTS, world.body(a_tenant(rateCardRef={"name": "dear"}), conditions=READY))
+    assert world.look().tenant.rate_card_missing == "dear"
+    world.put(CARDS, world.body(a_card()))
+    assert world.look(asks).tenant.rate_card_missing == ""
+
+
 def test_pods_of_the_label_whoever_made_them_but_not_those_of_a_drain_job() -> None:
     world = World()
     world.pod()

@@ -62,6 +62,8 @@ CREATED: list[Row] = [
      "ModelDeprecated", ("successor",)),
     ("unknown profile", world(new(), model=model(profile_found=False, profiles=("big", "default"))), "Created",
      "Accepted", "False", "ProfileNotFound", ("'default'", "big, default")),
+    ("no prices", world(new(), tenant=TenantView(name="acme", rate_card_missing="standrad")), "Created", "Accepted",
+     "False", "RateCardNotFound", ("'standrad'", "kubectl get ratecards")),
     ("name taken", world(new(), name_holder="older"), "Created", "Accepted", "False", "NameTaken",
      ("'older'", "displayName")),
     ("full training", world(new(full={})), "Created", "Accepted", "False", "FullTrainingNotServed", ("spec.lora",)),

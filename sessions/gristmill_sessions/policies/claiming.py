@@ -31,8 +31,8 @@ def acceptance(observed: Observed) -> Plan | None:
     """What can never run here as it stands waits, and says why. Asked before the first attempt only."""
     if observed.attempt > 0:
         return None
-    found = _tenant_refuses(observed) or _model_refuses(observed) or _spec_refuses(observed)
-    found = found or _name_refuses(observed)
+    found = _tenant_refuses(observed) or _model_refuses(observed) or _prices_refuse(observed)
+    found = found or _spec_refuses(observed) or _name_refuses(observed)
     if found is None:
         return None
     # Nobody tells a session of the end of another one.
@@ -96,6 +96,18 @@ def _model_refuses(observed: Observed) -> tuple[str, str] | None:
             f"BaseModel {ref.name!r} has no profile {ref.profile!r}; it has: {names}",
         )
     return None
+
+
+def _prices_refuse(observed: Observed) -> tuple[str, str] | None:
+    """A misspelt name would be usage without a price, and the card of a session never changes."""
+    name = cluster_of(observed).tenant.rate_card_missing
+    if not name:
+        return None
+    return (
+        "RateCardNotFound",
+        f"there is no RateCard {name!r} to price the session by; create it, or name one of `kubectl get "
+        "ratecards` in spec.rateCardRef of the Tenant, or of a new session",
+    )
 
 
 def _spec_refuses(observed: Observed) -> tuple[str, str] | None:
