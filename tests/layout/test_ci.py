@@ -52,6 +52,33 @@ def test_it_fails_where_a_target_does(tmp_path: Path, target: str) -> None:
     assert run_ci(tmp_path, failing_target=target).returncode != 0
 
 
+def test_what_failed_once_is_tried_again_and_counted_as_it_ended(tmp_path: Path) -> None:
+    """The first `make test` fails two tests, the second one, of these two alone, passes."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    make = tmp_path / "bin/make"
+    make.parent.mkdir()
+    make.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >> "{tmp_path}/targets"\n'
+        '[ "$1" = test ] || exit 0\n'
+        '[ -z "$2" ] || { echo "==== 2 passed, 5 deselected in 1.0s ===="; exit 0; }\n'
+        'echo "==== 2 failed, 5 passed, 1 skipped in 2.0s ===="; exit 1\n'
+    )
+    make.chmod(0o755)
+    answer = subprocess.run(
+        [tmp_path / ".ci/run"],
+        env={**os.environ, "PATH": f"{make.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[-1] == (
+        "==== 7 passed, 1 skipped, 1 second try in 3.00s ===="
+    )
+
+
 def test_a_failing_test_fails_make_test(tmp_path: Path) -> None:
     """The recipe of `make test`, on a planted test and with an environment that is set up already."""
     planted = tmp_path / "test_planted.py"
