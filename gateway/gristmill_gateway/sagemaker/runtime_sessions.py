@@ -31,10 +31,14 @@ async def require_session(directory: Directory, caller: Caller, name: str) -> Tr
 
 
 async def require_taking(context: RuntimeContext, caller: Caller, name: str) -> TrainingSession:
-    """A session that takes the caller's operations. Raises NotFoundError, ConflictError, AccessDeniedError."""
+    """A session that takes the caller's operations.
+
+    Raises NotFoundError, ConflictError, AccessDeniedError, and UnavailableError while its tenant is suspended.
+    """
     session = await require_session(context.directory, caller, name)
     namespace = session.metadata.namespace
     await context.access.check(caller.service_account, "update", namespace, lasting=True)
+    await _check_not_suspended(context.directory, caller)
     if _takes(session):
         return session
     current = await _fresh(context, session)
@@ -44,6 +48,16 @@ async def require_taking(context: RuntimeContext, caller: Caller, name: str) -> 
     raise ConflictError(
         f"Training session {name} is {status}; operations are taken while it is Running or Blocked"
     )
+
+
+async def _check_not_suspended(directory: Directory, caller: Caller) -> None:
+    """What was accepted goes on and can be read; nothing new is. The client asks again, with the same number."""
+    tenant = await directory.tenant(caller.tenant, caller.as_of)
+    if tenant is not None and tenant.spec.suspended:
+        raise UnavailableError(
+            f"tenant {caller.tenant!r} is suspended: no operation is taken until its spec.suspended is false; "
+            "try again then"
+        )
 
 
 def _takes(session: TrainingSession) -> bool:
