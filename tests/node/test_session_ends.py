@@ -10,7 +10,7 @@ import sagemaker.train.training_session as sdk
 from gristmill_testing.chart import NAMESPACE
 from gristmill_testing.cluster import Cluster, eventually
 from gristmill_testing.node_clients import attach, standing_lab
-from gristmill_testing.node_lab import PLACE, TINY, Lab
+from gristmill_testing.node_lab import PLACE, PROFILES, TINY, Lab
 from gristmill_testing.node_models import base_model
 from gristmill_testing.release import pods, service_ip
 from gristmill_testing.sdk_loop import TOKENS, batch, step
@@ -41,8 +41,9 @@ print(json.dumps([socket.inet_ntoa(answer[-4:]) for answer in (by_udp(), by_tcp(
 @pytest.fixture(scope="module")
 def lab(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with standing_lab(node_cluster, tmp_path_factory.mktemp("lab")) as lab:
-        quarters = [{"name": "default", "resources": {"cpu": "400m", "memory": "1Gi"}}]
-        lab.cluster.apply(base_model(lab.cluster, "quarter", f"weights-{TINY}", profiles=quarters))
+        quarter = {"name": "quarter", "resources": {"cpu": "400m", "memory": "1Gi"}}
+        profiles = [*PROFILES, quarter]
+        lab.cluster.apply(base_model(lab.cluster, TINY, f"weights-{TINY}", profiles=profiles))
         yield lab
 
 
@@ -160,13 +161,14 @@ def test_g48_four_ranks_meet_though_rank_0_starts_last(lab: Lab) -> None:
     cluster, name = lab.cluster, "late-leader"
     cluster.stop("provisioner")
     try:
-        cluster.apply(manifest(name, workers=4, baseModelRef={"name": "quarter"}))
+        reference = {"name": TINY, "profile": "quarter"}
+        cluster.apply(manifest(name, workers=4, baseModelRef=reference))
         eventually("ranks 1 to 3 run", lambda: running_ranks(lab, name) == {"1", "2", "3"}, 180)
     finally:
         cluster.start("provisioner")
     status = lab.wait_state(name, "Running", seconds=300)["status"]
     assert (status["attempt"], status.get("restarts", 0)) == (1, 0), status
-    client = attach(lab, name, "quarter")
+    client = attach(lab, name)
     client.forward_backward(batch([*TOKENS, TOKENS[0]])).result()
     client.optim_step(sdk.AdamParams(learning_rate=1e-2)).result()
     expect_train(lab, name, PER_STEP + len(TOKENS[0]))
