@@ -18,7 +18,7 @@ from gristmill_contracts.errors import (
 )
 from gristmill_operator.bucket import TokenBucket
 from gristmill_operator.kinds import Kind
-from gristmill_operator.problems import ThrottledError, problem_of
+from gristmill_operator.problems import GoneError, ThrottledError, problem_of
 from gristmill_operator.seams import Json
 
 JSON_TYPE: Final = "application/json"
@@ -73,6 +73,17 @@ class ApiClient:
         return await self._read("get", path, f"get {path}")
 
     async def _pages(
+        self, kind: Kind, namespace: str, selector: str, accept: str
+    ) -> tuple[Sequence[Json], str]:
+        """All of one version. Anew where the server stopped keeping that before the last page was read."""
+        for _ in range(READ_TRIES - 1):
+            try:
+                return await self._pages_once(kind, namespace, selector, accept)
+            except GoneError:
+                continue
+        return await self._pages_once(kind, namespace, selector, accept)
+
+    async def _pages_once(
         self, kind: Kind, namespace: str, selector: str, accept: str
     ) -> tuple[Sequence[Json], str]:
         found: list[Json] = []

@@ -130,6 +130,25 @@ async def test_a_list_is_read_in_pages_and_only_of_what_is_ours(
     assert "PartialObjectMetadataList" in server.asked[0][2]["Accept"]
 
 
+async def test_pages_of_a_version_that_is_no_longer_kept_are_read_anew(
+    server: Server, client: ApiClient
+) -> None:
+    """It must not end the process, whose start this may be."""
+    server.answers += [
+        web.json_response(
+            {"metadata": {"continue": "more"}, "items": [{"metadata": {"uid": "old"}}]}
+        ),
+        status(410, "Expired", "the provided continue parameter is too old"),
+        web.json_response(
+            {"metadata": {"resourceVersion": "9"}, "items": [{"metadata": {"uid": "1"}}]}
+        ),
+    ]
+    found, version = await client.list_metadata(PODS)
+    assert [each["metadata"]["uid"] for each in found] == ["1"]
+    assert version == "9"
+    assert "continue" not in server.asked[2][1]
+
+
 async def test_a_read_is_tried_again_and_a_write_is_not(server: Server, client: ApiClient) -> None:
     for _ in range(2):
         server.answers.append(status(429, "TooManyRequests", "busy", **{"Retry-After": "0"}))
