@@ -21,7 +21,7 @@ DIGEST_PATTERN = r"^([a-z0-9./:_-]+@sha256:[a-f0-9]{64})?$"
 
 
 class ClaimWeights(Model):
-    """Weights on a volume that the platform team filled, in the operator's namespace or the tenant's."""
+    """Weights on a volume that the platform team filled: a claim of this name in each tenant's namespace."""
 
     claim_name: str = Field(min_length=1, max_length=253)
     """Name of the PersistentVolumeClaim."""
@@ -53,7 +53,7 @@ class WeightsSpec(Model):
     path: str = Field(default="", max_length=4096)
     """A prepared folder on the node. Embedded mode, and clusters whose policy allows it."""
     pvc: ClaimWeights | None = None
-    """Weights on a volume that the platform team filled, in the operator's namespace or the tenant's."""
+    """Weights on a volume that the platform team filled: a claim of this name in each tenant's namespace."""
     hub_ref: HubWeights | None = None
     """A repository on the Hugging Face hub, fetched once for each tenant."""
     image: ImageWeights | None = None
