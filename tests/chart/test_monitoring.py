@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from gristmill_contracts import labels, metrics
+from gristmill_contracts.session import State
 from gristmill_operator.workers import Result
 from gristmill_testing.chart import CHART, ROOT, find, kinds, render
 
@@ -102,6 +103,19 @@ def test_alerts_on_results_name_those_that_the_operator_tells() -> None:
     ]
     assert found
     assert [each for each in found if each[1] not in told] == []
+
+
+def test_alerts_select_values_that_the_label_can_have() -> None:
+    known = {"result": set(get_args(Result)), "state": set(get_args(State))}
+    selected = [
+        (label, value)
+        for each in alerts()
+        for label, values in re.findall(r'(\w+)=~?"([^"]*)"', each["expr"])
+        if label in known
+        for value in values.split("|")
+    ]
+    assert len(selected) >= 3
+    assert [(label, value) for label, value in selected if value not in known[label]] == []
 
 
 def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
