@@ -165,6 +165,33 @@ def test_a_pinned_session_keeps_its_images_over_an_upgrade_of_the_operator() -> 
     assert container(pod(unpinned), "meter")["image"] == "registry.test/meter:new"
 
 
+KNOWN_SINCE_0_1 = {
+    "METER": "ARTIFACTS_DIR ASSIGNMENTS_DIR DATA_DIR DRAIN_S HOST LEDGER_URL LOG_LEVEL PORT PRODUCER_SECRET_FILE "
+    "READY_WHEN WORKER_SOCKET WORKER_STATE_DIR",
+    "WORKER": "ARTIFACTS_DIR DTYPE MODEL_DIR MODEL_NAME READY_FILE SHUTDOWN_S SOCKET SOCKET_MODE",
+}
+"""Settings that images of release 0.1 know. Never to be added to: a later one is given where somebody asks for it."""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_image_of_the_first_release_knows_every_setting_that_it_is_given(rank: int) -> None:
+    """Images are pinned and templates are not: a variable that it does not know ends a process at its start."""
+    known = {
+        f"GRISTMILL_{part}_{name}"
+        for part, names in KNOWN_SINCE_0_1.items()
+        for name in names.split()
+    }
+    spec = pod(a_seating(a_session(workers=2)), rank)["spec"]
+    given = {
+        variable["name"]
+        for each in [*spec.get("initContainers", []), *spec["containers"]]
+        for variable in each["env"]
+        if variable["name"].startswith("GRISTMILL_")
+    }
+    assert given
+    assert given - known == set()
+
+
 def _with_pins(pinned: PinnedStatus) -> TrainingSession:
     session = a_session()
     status = session.status.model_copy(update={"pinned": pinned})

@@ -54,7 +54,7 @@ def meter(seating: Seating) -> Container:
 
 
 def meter_settings(options: ChildOptions) -> dict[str, str]:
-    """Also those of a drain Job. An image of an earlier release must know all of them."""
+    """Also those of a drain Job. An image of an earlier release must know all of them: sessions keep theirs."""
     return {
         "GRISTMILL_METER_HOST": EVERY_ADDRESS,
         "GRISTMILL_METER_PORT": str(labels.METER_PORT),
