@@ -191,7 +191,7 @@ def test_g58_a_burst_is_worked_off_at_the_configured_rate(world: OperatorWorld) 
     world.stop_operators()
     rate = 20.0
     world.start_operator(**{**OPERATOR, "qps": "20", "burst": "20"})
-    names = [f"burst{number}" for number in range(40)]
+    names = [f"burst{number}" for number in range(25)]
     began = now()
     apply_all(world, [session(each) for each in names])
     wait_served(world, names, 120)
@@ -202,8 +202,10 @@ def test_g58_a_burst_is_worked_off_at_the_configured_rate(world: OperatorWorld) 
         and "/leases" not in each.line
         and "/events" not in each.line
     ]
-    took_s = mine[-1].at - mine[0].at
-    assert (len(mine) - 20) / took_s == pytest.approx(rate, rel=0.15)
+    # The last ones wait for pods, not for their turn.
+    busy = mine[: len(mine) * 3 // 4]
+    took_s = busy[-1].at - busy[0].at
+    assert (len(busy) - 20) / took_s == pytest.approx(rate, rel=0.15)
     world.stop_operators()
     world.start_operator(**OPERATOR)
     clear(world)
