@@ -10,6 +10,7 @@ from gristmill_sessions.attempts import cluster_of, is_started, ranks
 from gristmill_sessions.cluster import ModelView, TenantView
 from gristmill_sessions.identity import session_name
 from gristmill_sessions.observed import Adopt, Observed, Plan, Register
+from gristmill_sessions.policies.unserved import unserved
 
 ASK_AGAIN_S: Final = 5
 
@@ -119,7 +120,8 @@ def _spec_refuses(observed: Observed) -> tuple[str, str] | None:
         )
     if spec.desired_state == "Parked":
         return "ParkingNotServed", PARKING
-    return None
+    asked = unserved(spec)
+    return ("FieldNotServed", f"{asked}. Create the session again so") if asked else None
 
 
 def _name_refuses(observed: Observed) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@
 from gristmill_contracts import conditions, labels
 from gristmill_contracts.conditions import condition
 from gristmill_sessions.observed import Adopt, Observed, Place, Plan, Register
+from gristmill_sessions.policies.unserved import unserved
 
 
 def adopt(observed: Observed) -> Plan | None:
@@ -29,6 +30,9 @@ def acceptance(observed: Observed) -> Plan | None:
             "WorkersUnsupported",
             f"workers is {spec.workers}; a session may have at most {observed.workers_max} here",
         )
+    asked = unserved(spec)
+    if asked:
+        return _refused("FieldNotServed", f"{asked}. Create the session again so")
     if observed.tenant_suspended:
         tenant = observed.session.metadata.namespace
         return _refused(
