@@ -85,7 +85,7 @@ class SessionLimits(Model):
     wake_seconds: int = Field(default=600, ge=30, le=3600)
     """How long a parked session may take to wake."""
     lifetime_seconds: int | None = Field(default=None, ge=60, le=2_592_000)
-    """The session expires this long after its creation; not set = never."""
+    """The session expires this long after its first start; not set = never."""
 
 
 class FailurePolicy(Model):

@@ -149,7 +149,7 @@ class TenantSpec(Model):
     )
     """Node pools that its sessions may name. Not served yet."""
     default_bucket: str = Field(default="", max_length=63)
-    """Bucket of checkpoints whose session names none; empty = sagemaker-<region>-<account id>."""
+    """Bucket of checkpoints whose session names none; empty = gristmill-<account id>."""
 
 
 class TenantStatus(Model):
