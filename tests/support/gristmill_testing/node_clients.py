@@ -58,3 +58,9 @@ def attach(lab: Lab, name: str, model: str = TINY) -> sdk.TrainingClient:
 
 def pod_uids(lab: Lab, name: str) -> list[str]:
     return sorted(pod["metadata"]["uid"] for pod in lab.pods(name))
+
+
+def attempts(lab: Lab, name: str) -> tuple[int, int]:
+    """How many attempts the session had, and how many of its failures counted."""
+    status = lab.session(name)["status"]
+    return status["attempt"], status.get("restarts", 0)
