@@ -257,3 +257,34 @@ def test_a_session_goes_only_when_the_operator_has_its_usage(writers: Writers) -
     again = writers.session(finalizers=[FLUSH])
     assert writers.create(OPERATOR, again).code == 201
     assert writers.api.merge(again, {"metadata": {"finalizers": []}}).code == 200
+
+
+def test_the_operator_binds_roles_in_namespaces_of_tenants_alone(writers: Writers) -> None:
+    """Taken over, it is no way to the Secrets of everybody else."""
+
+    def binding(namespace: str) -> Json:
+        return {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "reach", "namespace": namespace},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view",
+            },
+            "subjects": [],
+        }  # fmt: skip
+
+    def refusal() -> Reply | None:
+        reply = writers.create(OPERATOR, binding("kube-system"))
+        if reply.code in (403, 422):
+            return reply
+        writers.api.call("DELETE", f"{collection(binding('kube-system'))}/reach")
+        return None
+
+    refused: Reply = eventually("the policy is at work", refusal)
+    assert only(refused) == (
+        "the Gristmill operator binds roles in namespaces of its tenants alone, and kube-system has no "
+        "label gristmill.dev/tenant: create a Tenant with spec.namespace kube-system"
+    )
+    assert writers.create("ann", binding("kube-system")).code == 201
+    writers.api.call("DELETE", f"{collection(binding('kube-system'))}/reach")
+    assert writers.create(OPERATOR, binding(writers.namespace)).code == 201

@@ -22,6 +22,7 @@ PLURALS: Final = {
     "Namespace": "namespaces",
     "Pod": "pods",
     "Job": "jobs",
+    "RoleBinding": "rolebindings",
 }
 CRDS: Final = Path(__file__).resolve().parents[3] / "crds"
 
