@@ -110,8 +110,7 @@ class Directory:
         read = self._past_cache
         if read is None:
             return await self.session_object(meta.namespace, meta.name)
-        question = ("fresh", meta.namespace, meta.name)
-        return await self._ask(question, lambda: _read(read, meta.namespace, meta.name), None)
+        return await asyncio.to_thread(_read, read, meta.namespace, meta.name)
 
     async def endpoint(
         self, session: TrainingSession, as_of: float | None = None
@@ -131,8 +130,10 @@ class Directory:
             found: T = known.answers[question]
             return found
         answer = await asyncio.to_thread(read)
-        # At worst newer than `known`: then the store's next revision makes it forgotten.
-        known.answers[question] = answer
+        # At worst newer than `known`: then the store's next revision makes it forgotten. Absence is not
+        # remembered: another gateway may have made it, and the watch that would tell us may lag.
+        if answer is not None:
+            known.answers[question] = answer
         return answer
 
     def _check(self) -> None:

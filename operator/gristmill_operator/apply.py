@@ -26,7 +26,7 @@ from gristmill_contracts.units import now_us
 from gristmill_operator.children.jobs import drain_job
 from gristmill_operator.children.options import child_options
 from gristmill_operator.children.seating import Seating, state_claim_name
-from gristmill_operator.children.volume import kept_patch
+from gristmill_operator.children.volume import KEPT_UNTIL, kept_patch
 from gristmill_operator.kinds import CLAIMS, JOBS, NAMESPACES, PODS, SESSIONS
 from gristmill_operator.memory import Memory
 from gristmill_operator.parsed import Parsed
@@ -225,6 +225,8 @@ class ClusterHands:
         if claim is None or labels.UNFLUSHED in (claim["metadata"].get("labels") or {}):
             return
         meta = claim["metadata"]
+        if KEPT_UNTIL in (meta.get("annotations") or {}):
+            return  # of an earlier session, which wanted it kept: it goes at that time
         await self.cluster.delete(CLAIMS, meta["namespace"], meta["name"], uid=meta["uid"])
 
     async def _release(self, session: TrainingSession) -> None:

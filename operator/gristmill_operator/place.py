@@ -129,11 +129,15 @@ class Placer:
             raise NameTakenError(
                 f"volume claim {namespace}/{name} was not made for this session; remove or rename it"
             )
-        wanted = asked(fitted(state_claim(seating, unflushed=labels.UNFLUSHED in marks), found))
+        until = (found["metadata"].get("annotations") or {}).get(KEPT_UNTIL)
+        # An earlier session of this name was promised its volume until then; one that wants to keep it
+        # renews the promise at its own end.
+        kept = until is not None and seating.session.spec.storage.retain == "Delete"
+        claim = state_claim(seating, unflushed=labels.UNFLUSHED in marks, kept=kept)
+        wanted = asked(fitted(claim, found))
         if differs(found, wanted):
             await self._apply_claim(wanted, found)
-        if KEPT_UNTIL in (found["metadata"].get("annotations") or {}):
-            # It was kept of an earlier session, and is in use again.
+        if until is not None and not kept:
             patch: Json = {"metadata": {"annotations": {KEPT_UNTIL: None}}}
             await self.cluster.merge_patch(CLAIMS, namespace, name, patch)
 

@@ -12,6 +12,7 @@ from gristmill_contracts.errors import (
     GristmillError,
 )
 from gristmill_contracts.session import TrainingSession
+from gristmill_operator.children.volume import KEPT_UNTIL
 from gristmill_operator.place import NameTakenError
 from gristmill_operator.problems import QuotaExceededError
 from gristmill_sessions.cluster import PodRef
@@ -320,6 +321,27 @@ async def test_a_kept_volume_outlives_the_session_until_its_time(bench: Bench) -
     await bench.tenant(TENANT)
     gone = bench.cluster.find("pvc", "kept-state", NAMESPACE)
     assert gone is None or "deletionTimestamp" in gone["metadata"]
+
+
+async def test_a_kept_volume_is_not_lost_to_a_later_session_that_keeps_nothing(
+    bench: Bench,
+) -> None:
+    """Of the same name: it uses the volume, and what the first one was promised stays."""
+    found = await placed(bench, "heir", storage={"size": "1Gi", "retain": "Delete"})
+    until = "2031-01-01T00:00:00Z"
+    bench.cluster.kubectl(
+        "patch", "pvc", "heir-state", f"--namespace={NAMESPACE}", "--type=merge",
+        f'--patch={{"metadata":{{"ownerReferences":null,"annotations":{{"{KEPT_UNTIL}":"{until}"}}}}}}',
+    )  # fmt: skip
+    again = await bench.set_status(found, attempt=1)
+    await bench.look()
+    await bench.hands.do(again, Place(1))
+    await bench.look()
+    await bench.hands.do(found, RemoveVolume())
+    claim = bench.cluster.get("pvc", "heir-state", NAMESPACE)["metadata"]
+    assert "deletionTimestamp" not in claim
+    assert "ownerReferences" not in claim
+    assert claim["annotations"][KEPT_UNTIL] == until
 
 
 async def test_a_volume_with_usage_that_nobody_has_is_never_removed(bench: Bench) -> None:

@@ -239,6 +239,8 @@ def test_a_kept_volume_has_no_owner_and_one_that_goes_with_the_session_has() -> 
     holding = state_claim(going, unflushed=True)
     assert "ownerReferences" not in holding["metadata"]
     assert holding["metadata"]["labels"][labels.UNFLUSHED] == "true"
+    inherited = state_claim(going, kept=True)
+    assert "ownerReferences" not in inherited["metadata"]
 
 
 def test_devices_are_named_by_the_profile_alone() -> None:

@@ -10,8 +10,11 @@ KEPT_UNTIL: Final = "gristmill.dev/kept-until"
 """Annotation of a volume whose session is gone: it holds prompts, and is removed at this time."""
 
 
-def state_claim(seating: Seating, *, unflushed: bool = False) -> Manifest:
-    """unflushed: the volume holds usage that nobody has, so that it must outlive everybody."""
+def state_claim(seating: Seating, *, unflushed: bool = False, kept: bool = False) -> Manifest:
+    """unflushed: the volume holds usage that nobody has, so that it must outlive everybody.
+
+    kept: it was kept of an earlier session of this name, for longer than this one wants it.
+    """
     session, storage = seating.session, seating.options.storage
     spec: dict[str, Any] = {  # Any: fields of a claim
         "accessModes": [storage.access_mode],
@@ -25,7 +28,7 @@ def state_claim(seating: Seating, *, unflushed: bool = False) -> Manifest:
         "namespace": seating.namespace,
         "labels": session_labels(session) | ({labels.UNFLUSHED: "true"} if unflushed else {}),
     }
-    if session.spec.storage.retain == "Delete" and not unflushed:
+    if session.spec.storage.retain == "Delete" and not (unflushed or kept):
         meta["ownerReferences"] = owner(session)
     return {
         "apiVersion": "v1",
