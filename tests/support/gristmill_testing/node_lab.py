@@ -19,7 +19,7 @@ from gristmill_contracts import secrets
 from gristmill_contracts.credentials import AccessKey, AccessKeySpec
 from gristmill_contracts.resources import Metadata
 from gristmill_contracts.tenant import Tenant, TenantStatus
-from gristmill_testing.chart import NAMESPACE, ROOT
+from gristmill_testing.chart import CHART, NAMESPACE, ROOT
 from gristmill_testing.cluster import Cluster, eventually
 from gristmill_testing.node_models import PACKAGES, base_model, place_model, share_model
 from gristmill_testing.release import install, service_ip
@@ -35,6 +35,9 @@ TOKEN_TYPES: Final = ("prefill", "cached_prefill", "sample", "train")
 FIELDS: Final = ("prefill", "cachedPrefill", "sample", "train")
 
 
+LAB_VALUES: Final[dict[str, Any]] = {
+    "sessions.environment": {"PYTHONPATH": f"/models/{TINY}/{PACKAGES}:/models/{SMOL}/{PACKAGES}"}
+}
 PROFILES: Final = [
     {"name": "default", "resources": {"cpu": "1", "memory": "2Gi"}},
     {"name": "half", "resources": {"cpu": "600m", "memory": "2Gi"}},
@@ -148,11 +151,16 @@ def _tokens(rows: list[Json], name: str) -> dict[str, int]:
     return {kind: sum(row[kind] for row in mine) for kind in TOKEN_TYPES}
 
 
-def open_lab(cluster: Cluster, folder: Path, values: Mapping[str, Any] | None = None) -> Lab:
+def open_lab(
+    cluster: Cluster,
+    folder: Path,
+    values: Mapping[str, Any] | None = None,
+    *,
+    chart: Path = CHART,
+) -> Lab:
     """Chart, rate card, tenant and the tiny model; returns when a session can be made."""
     place = place_model(cluster, TINY, build_tiny_llama)
-    packages = f"/models/{TINY}/{PACKAGES}:/models/{SMOL}/{PACKAGES}"
-    install(cluster, {"sessions.environment": {"PYTHONPATH": packages}, **(values or {})})
+    install(cluster, {**LAB_VALUES, **(values or {})}, chart=chart)
     cluster.apply(SAMPLES / "ratecard.yaml", SAMPLES / "tenant.yaml")
     cluster.wait_condition("ratecard", "standard-2026", "Recorded")
     tenant = cluster.wait_condition("tenant", TENANT, "Ready")

@@ -1,6 +1,7 @@
 """The chart, installed on the test cluster's node as a platform team would."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gristmill_testing.chart import CHART, NAMESPACE, arguments_of
@@ -26,11 +27,15 @@ KINDS = ("trainingsessions", "tenants", "basemodels", "ratecards")
 
 
 def install(
-    cluster: Cluster, values: Mapping[str, Any] | None = None, *, wait_s: int = 120
+    cluster: Cluster,
+    values: Mapping[str, Any] | None = None,
+    *,
+    wait_s: int = 120,
+    chart: Path = CHART,
 ) -> None:
     """Install or upgrade, and wait until all of our pods are Ready."""
     cluster.helm(
-        "upgrade", "--install", "gristmill", str(CHART), f"-n{NAMESPACE}", "--create-namespace",
+        "upgrade", "--install", "gristmill", str(chart), f"-n{NAMESPACE}", "--create-namespace",
         "--take-ownership", "--force-conflicts", "--wait", f"--timeout={wait_s}s",
         *arguments_of({**NODE_VALUES, **digests(cluster), **(values or {})}),
         timeout=wait_s + 30,
