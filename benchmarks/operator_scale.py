@@ -236,7 +236,7 @@ def main() -> None:
         "--singles", type=int, default=50, help="sessions that are started one by one"
     )
     parser.add_argument("--idle-s", type=float, default=60)
-    parser.add_argument("--qps", type=int, default=500, help="the operator's requests a second")
+    parser.add_argument("--qps", type=int, default=200, help="the operator's requests a second")
     parser.add_argument("--output", choices=["table", "json"], default="table")
     given = parser.parse_args()
     settings = {"qps": str(given.qps), "burst": str(2 * given.qps), "log_level": "WARNING"}
