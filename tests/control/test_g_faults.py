@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,12 @@ from gristmill_testing.operator_world import (
 )
 from gristmill_testing.waiting_volumes import make_volumes
 
-OPERATOR = {"qps": "500", "burst": "500", "request_timeout_s": "2", "log_level": "WARNING"}
+OPERATOR: dict[str, Any] = {  # Any: settings
+    "qps": "500",
+    "burst": "500",
+    "request_timeout_s": "2",
+    "log_level": "WARNING",
+}
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from gristmill_testing.waiting_volumes import CLASS, make_volumes
 
 Json = dict[str, Any]
 CONVERGED_S = 30.0
-FAST = {"qps": "300", "burst": "300", "log_level": "WARNING"}
+FAST: Json = {"qps": "300", "burst": "300", "log_level": "WARNING"}
 ONCE_A_RUN = 300.0
 """Seconds of silence that the issue asks for."""
 
@@ -216,7 +216,7 @@ def test_g12_a_namespace_that_was_deleted_while_nobody_ran_goes(world: OperatorW
     eventually("pods are gone", lambda: not world.cluster.objects("pods", namespace), 30)
     assert len(world.cluster.objects("trainingsessions", namespace)) == 5
     world.start_operator(**FAST)
-    world.cluster.wait_gone("namespace", namespace, 60)
+    world.cluster.wait_gone("namespace", namespace, seconds=60)
 
 
 def test_g14_definitions_that_are_deleted_and_made_again_cost_nothing(
@@ -325,10 +325,7 @@ def test_g26_conditions_of_others_stay_and_so_do_ours(world: OperatorWorld) -> N
         # Each kind of turn changes conditions of ours beside the foreign one.
         kubectl(world, "annotate", "trainingsession", "shared", f"turn={turn}", "--overwrite")
         tenant_suspended(world, suspended=turn % 2 == 0)
-        wanted = "True" if turn % 2 == 0 else "False"
-        eventually(
-            "seen", lambda w=wanted: world.condition("shared", "Blocked").get("status") == w, 10
-        )
+        wait_blocked(world, "shared", "True" if turn % 2 == 0 else "False")
     assert passes(world) > before + 40
     found = statuses(world)["shared"]["conditions"]
     assert {each["type"] for each in found} >= ours
@@ -341,6 +338,14 @@ def passes(world: OperatorWorld) -> float:
     lines = world.operators[-1].ask("/metrics")[1].splitlines()
     mine = 'reconciles_total{kind="TrainingSession"'
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if mine in line)
+
+
+def wait_blocked(world: OperatorWorld, name: str, status: str) -> None:
+    eventually(
+        f"{name} is Blocked={status}",
+        lambda: world.condition(name, "Blocked").get("status") == status,
+        10,
+    )
 
 
 def tenant_suspended(world: OperatorWorld, *, suspended: bool) -> None:

@@ -25,7 +25,7 @@ from gristmill_testing.operator_world import (
 from gristmill_testing.waiting_volumes import make_volumes
 
 Json = dict[str, Any]
-OPERATOR = {"qps": "500", "burst": "500", "request_timeout_s": "2", "log_level": "WARNING"}
+OPERATOR: Json = {"qps": "500", "burst": "500", "request_timeout_s": "2", "log_level": "WARNING"}
 
 
 @pytest.fixture(scope="module")
