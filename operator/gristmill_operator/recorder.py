@@ -7,10 +7,11 @@ Nothing waits for an Event, and one that cannot be posted is counted and given u
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -71,9 +72,11 @@ class EventRecorder:
     _series: OrderedDict[Same, Series] = field(default_factory=OrderedDict)
     _over: list[Series] = field(default_factory=list)
     _buckets: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
-    _waiting: "asyncio.Queue[tuple[Series, Json]]" = field(
-        default_factory=lambda: asyncio.Queue(WAITING_MAX)
+    _waiting: "asyncio.PriorityQueue[tuple[bool, int, Series, Json]]" = field(
+        default_factory=lambda: asyncio.PriorityQueue(WAITING_MAX)
     )
+    """Warnings first: what somebody must act on does not wait behind a burst of good news."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def record(
         self,
@@ -107,7 +110,7 @@ class EventRecorder:
         )
         self._remember(same, series)
         try:
-            self._waiting.put_nowait((series, body))
+            self._waiting.put_nowait((not warning, next(self._numbers), series, body))
         except asyncio.QueueFull:
             self.dropped()
 
@@ -115,7 +118,7 @@ class EventRecorder:
         """Post, one at a time, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                series, body = await asyncio.wait_for(self._waiting.get(), COUNTS_EVERY_S)
+                _, _, series, body = await asyncio.wait_for(self._waiting.get(), COUNTS_EVERY_S)
                 await self._post(body, series)
             await self.tell_counts()
 

@@ -149,3 +149,12 @@ async def test_a_long_note_is_cut_to_what_the_api_takes(world: World) -> None:
     world.recorder.record(SESSION, "Long", "x" * 5000)
     await world.post()
     assert len(world.events.created[0]["note"]) == 1024
+
+
+async def test_a_warning_does_not_wait_behind_a_burst_of_good_news(world: World) -> None:
+    for number in range(20):
+        world.recorder.record(SESSION, f"Fine{number}", "all is well")
+    world.recorder.record(SESSION, "QuotaExceeded", "no room", warning=True)
+    await world.post()
+    reasons = [each["reason"] for each in world.events.created]
+    assert reasons == ["QuotaExceeded", *(f"Fine{number}" for number in range(20))]
