@@ -42,9 +42,7 @@ from gristmill_worker.session import Session
 BUDGET = 2048
 
 
-def load(
-    folder: Path, dtype: torch.dtype = torch.float32, path: PathChoice = "auto"
-) -> BaseModel:
+def load(folder: Path, dtype: torch.dtype = torch.float32, path: PathChoice = "auto") -> BaseModel:
     return load_base_model(folder, dtype=dtype, device=torch.device("cpu"), path=path)
 
 
