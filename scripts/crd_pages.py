@@ -28,7 +28,10 @@ def _kind(spec: Schema) -> str:
         required = part in schema.get("required", ())
         parts += _rows(schema["properties"][part], part, required=required)
     rules = [text for path, rule in _rules(schema, "") for text in [_rule(path, rule)]]
-    parts.append("\nRefused beside what is out of these bounds:\n\n" + "".join(f"- {each}\n" for each in rules))
+    parts.append(
+        "\nRefused beside what is out of these bounds:\n\n"
+        + "".join(f"- {each}\n" for each in rules)
+    )
     return "".join(parts)
 
 
