@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sagemaker.train.training_session as sdk
 
-from gristmill_testing.cluster import Cluster
+from gristmill_testing.cluster import Cluster, eventually
 from gristmill_testing.node_lab import PLACE, SMOL, TINY, Lab, open_lab
 from gristmill_testing.node_models import base_model, place_model, share_model
 from gristmill_testing.raw_wire import ROLE_ARN, model_arn
@@ -70,6 +70,29 @@ def test_a_session_of_two_ranks_takes_a_metered_step(lab: Lab) -> None:
     client.forward_backward(batch()).result()
     client.optim_step(sdk.AdamParams(learning_rate=1e-2)).result()
     lab.expect_tokens("two-ranks", {"train": PER_STEP})
+
+
+def test_g24_an_image_that_does_not_exist_is_told_in_seconds_and_ends_at_the_limit(
+    lab: Lab,
+) -> None:
+    """The kubelet tries, and cannot pull it; the digest is well formed."""
+    image = lab.cluster.image("worker").partition("@")[0] + "@sha256:" + "0" * 64
+    claim = lab.cluster.get("basemodel", TINY)["spec"]["weights"]["pvc"]["claimName"]
+    half = [{"name": "default", "resources": {"cpu": "100m", "memory": "64Mi"}}]
+    lab.cluster.apply(base_model(lab.cluster, "nowhere", claim, image=image, profiles=half))
+    lab.cluster.wait_condition("basemodel", "nowhere", "Ready")
+    reference = {"name": "nowhere"}
+    lab.cluster.apply(manifest("pulls", baseModelRef=reference, limits={"pendingSeconds": 60}))
+
+    def told() -> dict[str, str] | None:
+        conditions = (lab.session("pulls").get("status") or {}).get("conditions", [])
+        found = [each for each in conditions if each["type"] == "PodsReady"]
+        return found[0] if found and found[0]["reason"] == "ImagePullFailed" else None
+
+    condition = eventually("ImagePullFailed is told", told, 30)
+    assert image in condition["message"]
+    lab.wait_state("pulls", "Failed", seconds=120)
+    assert lab.pods("pulls") == []
 
 
 def test_smollm2_trains_three_steps_and_all_four_count_the_same(lab: Lab) -> None:

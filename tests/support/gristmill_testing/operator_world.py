@@ -34,6 +34,7 @@ KEY = bytes(range(32))
 IMAGE = "registry.example.com/gristmill-worker@sha256:" + "a" * 64
 METER_IMAGE = "registry.example.com/gristmill-meter@sha256:" + "b" * 64
 START_S = 60
+RESET_S = 300
 STOP_S = 20
 
 
@@ -319,6 +320,7 @@ def operator_world(
 ) -> Iterator[OperatorWorld]:
     """Chart installed, ledger up, fake nodes ready; no operator yet."""
     install_chart(cluster)
+    sweep(cluster)
     # The chart's own operators would take the Lease if a real node ran them.
     cluster.start_fake_nodes(nodes)
     with ExitStack() as stack:
@@ -365,10 +367,34 @@ def reset(world: OperatorWorld) -> None:
         world.start_operator()
     for kind in ("trainingsessions",):
         world.cluster.kubectl("delete", kind, "--all", "--all-namespaces", "--wait=false")
-    eventually("all sessions are gone", lambda: not world.cluster.objects("trainingsessions"), 90)
+    eventually(
+        "all sessions are gone", lambda: not world.cluster.objects("trainingsessions"), RESET_S
+    )
     for kind in ("tenants", "basemodels", "ratecards"):
         world.cluster.kubectl("delete", kind, "--all", "--wait=false")
     world.stop_operators()
+
+
+def sweep(cluster: Cluster) -> None:
+    """What a module that failed left behind, without asking an operator: the next one starts clean."""
+    left: dict[str, list[str]] = {}
+    for found in cluster.objects("trainingsessions"):
+        left.setdefault(found["metadata"]["namespace"], []).append(found["metadata"]["name"])
+    for namespace, names in left.items():
+        place = f"--namespace={namespace}"
+        cluster.kubectl("delete", "trainingsessions", *names, place, "--wait=false", timeout=120)
+        for name in names:
+            cluster.try_kubectl(
+                "patch", "trainingsession", name, place, "--type=merge",
+                '--patch={"metadata":{"finalizers":null}}',
+            )  # fmt: skip
+    if left:
+        for kind in ("pods", "persistentvolumeclaims", "jobs"):
+            cluster.kubectl(
+                "delete", kind, "--all-namespaces", "--selector=app.kubernetes.io/managed-by=gristmill",
+                "--wait=false", "--grace-period=0", "--force", timeout=120,
+            )  # fmt: skip
+        cluster.kubectl("delete", "tenants,basemodels,ratecards", "--all", "--wait=false")
 
 
 def now() -> float:

@@ -11,7 +11,7 @@ CLASS = "waiting"
 def make_volumes(cluster: Cluster, count: int, prefix: str = "waiting") -> None:
     """`count` volumes of 1 GiB, of the default storage class, which this makes."""
     made = [_storage_class(), *(_volume(f"{prefix}-{number}") for number in range(count))]
-    cluster.apply("\n---\n".join(json.dumps(each) for each in made), timeout=120)
+    cluster.apply("\n---\n".join(json.dumps(each) for each in made), timeout=300)
 
 
 def _storage_class() -> dict[str, Any]:  # Any: JSON
