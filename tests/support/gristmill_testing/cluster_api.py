@@ -11,6 +11,7 @@ import json
 import os
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 HOST, PORT = "127.0.0.1", 6443
 TIMEOUT_S = 30.0
+BUSY_S = 30.0
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 
@@ -81,7 +83,13 @@ class Api:
         self.known.update(found)
 
     def read(self, path: str, accept: str = "application/json") -> Json:
-        status, body = self.in_network(lambda: self._exchange(path, accept))
+        """A definition that was just made answers 429 for a moment; that is waited for."""
+        until = time.monotonic() + BUSY_S
+        while True:
+            status, body = self.in_network(lambda: self._exchange(path, accept))
+            if status != 429 or time.monotonic() > until:
+                break
+            time.sleep(0.2)
         content: Json = json.loads(body) if body.startswith(b"{") else {"message": body.decode()}
         if status != 200:
             raise ApiError(status, content.get("message", ""))
