@@ -111,6 +111,7 @@ def orphans(world: OperatorWorld, namespace: str = "gm-acme") -> list[str]:
     ]
 
 
+@pytest.mark.waiting
 @pytest.mark.timeout(900)
 def test_g6_what_happened_while_the_operator_was_dead_is_put_right_in_30_s(
     world: OperatorWorld,
