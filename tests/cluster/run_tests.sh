@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Run the tests that need the cluster, first on one without a node, then on one with a node, each from its start.
+# Run the tests that need the cluster: each file of tests/control on a cluster of its own without a node, since such
+# a cluster starts in seconds and one file's definitions, roles and policies are another's surprise; then those of
+# tests/node, all on one cluster with a node.
 # Tests that mostly wait run beside them, on a cluster of their own. Arguments go to pytest; LEVELS names the levels.
 # A few tests that failed are tried once more, on a fresh cluster: this is a whole Kubernetes on two cores, and
 # kernels, kubelets and clocks have their moods.
@@ -63,10 +65,16 @@ if [[ " $levels " == *" control "* ]]; then
   run_level control "cluster and waiting" w "$@" >"$parent/waiting.log" 2>&1 &
   waiting=$!
 fi
+names_paths=
+for argument; do [ ! -e "${argument%%::*}" ] || names_paths=yes; done
 for level in $levels; do
-  code=0
-  run_level "$level" "cluster and not waiting" c "$@" || code=$?
-  note "$code"
+  files=()
+  [ "$level" = node ] || [ -n "$names_paths" ] || files=(tests/control/test_*.py)
+  for file in "${files[@]:-}"; do
+    code=0
+    run_level "$level" "cluster and not waiting" c ${file:+"$file"} "$@" || code=$?
+    note "$code"
+  done
 done
 if [ -n "$waiting" ]; then
   code=0

@@ -155,6 +155,8 @@ def test_the_operator_binds_one_role_and_then_what_that_role_covers(
 ) -> None:
     assert bind(release, namespace, "cluster-admin") != 0
     assert bind(release, namespace, "gristmill-editor") != 0
+    label = f"gristmill.dev/tenant={namespace}"
+    release.kubectl("label", "namespace", namespace, label, f"--as={OPERATOR}")
     assert bind(release, namespace, "gristmill-operator-tenant") == 0
     eventually(
         "it may make pods there", lambda: allowed(release, OPERATOR, "create", "pods", namespace)
