@@ -13,7 +13,7 @@ from gristmill_contracts.resources import Resource
 from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_testing.api_server import CRDS, ApiServer, Json
-from gristmill_testing.cluster import Cluster
+from gristmill_testing.cluster import Cluster, eventually
 from gristmill_testing.definitions import SPECS, an_object, install_definitions
 
 FIRST_RELEASE = Path(__file__).parent / "first_release.yaml"
@@ -29,6 +29,12 @@ MODELS: dict[str, type[Resource]] = {
 @pytest.fixture(scope="module")
 def api(control_cluster: Cluster) -> Iterator[ApiServer]:
     missing = install_definitions(control_cluster)
+    # The server publishes a new kind a moment after it has accepted it.
+    for short in ("gms", "gmt", "gmm", "gmr"):
+        eventually(
+            f"{short} is published",
+            lambda short=short: control_cluster.try_kubectl("explain", short).code == 0,
+        )
     yield ApiServer(control_cluster)
     for name in missing:
         control_cluster.delete("crd", name, wait=True)
