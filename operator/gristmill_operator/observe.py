@@ -182,7 +182,11 @@ class ClusterObserver:
             return ""
         name, age = session_name(session), _age(session)
         for other in self._parsed.sessions(session.metadata.namespace):
-            if session_name(other) == name and _age(other) < age:
+            if session_name(other) != name or other.metadata.uid == session.metadata.uid:
+                continue
+            # Creation times have whole seconds: who was accepted already is first, whatever they say.
+            accepted = conditions.is_true(other.status.conditions, conditions.ACCEPTED)
+            if accepted or _age(other) < age:
                 return other.metadata.name
         return ""
 
