@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gristmill_contracts.limits import STATUS_USAGE_EVERY_S, STATUS_WRITES_PER_S
 from gristmill_testing.cluster import WRITES, Cluster, eventually
 from gristmill_testing.operator_watch import Api
 from gristmill_testing.operator_world import (
@@ -172,7 +173,8 @@ class Bench:
         )
 
     def idle(self) -> None:
-        time.sleep(10)  # what the burst left to do
+        # What the burst left to do: usage and cost of each session are told once, ten a second in all.
+        time.sleep(STATUS_USAGE_EVERY_S + self.sessions / STATUS_WRITES_PER_S + 20)
         mark, cpu, begin = self.world.cluster.audit_mark(), self.operator.cpu_s, time.monotonic()
         time.sleep(self.idle_s)
         share = (self.operator.cpu_s - cpu) / (time.monotonic() - begin)
