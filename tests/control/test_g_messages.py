@@ -265,6 +265,7 @@ def test_g50_a_name_of_forty_characters_runs_and_one_more_is_refused(
 
 
 @pytest.mark.waiting
+@pytest.mark.timeout(1200)
 def test_g22_a_hundred_idle_sessions_cause_no_write_but_the_lease(world: OperatorWorld) -> None:
     """G22: a controller whose own status write started its next pass. By the API server's audit log.
 
