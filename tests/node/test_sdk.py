@@ -84,7 +84,7 @@ def test_g24_an_image_that_does_not_exist_is_told_in_seconds_and_ends_at_the_lim
     reference = {"name": "nowhere"}
     pulls = manifest("pulls", baseModelRef=reference, limits={"pendingSeconds": 60})
     # A quota that was just made has no status for a moment, and refuses until then.
-    eventually("the quota is counted", lambda: lab.cluster.try_apply(pulls).code == 0, 30)
+    eventually("the quota is counted", lambda: lab.cluster.try_apply(pulls).code == 0, 90)
 
     def told() -> dict[str, str] | None:
         conditions = (lab.session("pulls").get("status") or {}).get("conditions", [])
