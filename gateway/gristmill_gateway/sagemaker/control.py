@@ -121,6 +121,8 @@ async def _create_or_attach(
     """Raises ConflictError naming what differs from the session that has the name."""
     name, namespace = session_name(wanted), wanted.metadata.namespace
     existing = await find_session(context, namespace, name)
+    if existing is not None:
+        existing = await context.fresh(existing)  # a watch may not have told of its end yet
     if existing is None:
         try:
             created = await asyncio.to_thread(context.store.create, wanted)
