@@ -270,7 +270,7 @@ def test_a_full_quota_is_told_as_a_limit_and_nothing_is_made(world: GatewayClust
             .get("status", {})
             .get("used")
         ),
-        90,  # the quota controller looks for new kinds every 30 s
+        150,  # the quota controller looks for new kinds now and then
     )
     world.create(tenant, "run-1")
     code, message = refused(world.create, tenant, "run-2")
