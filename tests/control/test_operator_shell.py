@@ -23,38 +23,10 @@ from gristmill_testing.operator_world import (
     reset,
     session,
 )
+from gristmill_testing.waiting_volumes import make_volumes
 
 Json = dict[str, Any]
 VOLUMES = 40
-
-
-def volumes() -> list[Json]:
-    """A default class, and volumes that wait to be claimed: nobody provisions without a node."""
-    storage_class = {
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "StorageClass",
-        "metadata": {
-            "name": "waiting",
-            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
-        },
-        "provisioner": "kubernetes.io/no-provisioner",
-        "volumeBindingMode": "Immediate",
-    }
-    return [storage_class, *(volume(number) for number in range(VOLUMES))]
-
-
-def volume(number: int) -> Json:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": f"waiting-{number}"},
-        "spec": {
-            "storageClassName": "waiting",
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadWriteOnce"],
-            "hostPath": {"path": f"/var/tmp/waiting-{number}"},
-        },
-    }
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +34,7 @@ def shell_world(
     control_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorWorld]:
     folder: Path = tmp_path_factory.mktemp("shell")
-    control_cluster.apply("\n---\n".join(json.dumps(each) for each in volumes()))
+    make_volumes(control_cluster, VOLUMES)
     with operator_world(control_cluster, folder) as world:
         world.start_operator()
         world.tenant()

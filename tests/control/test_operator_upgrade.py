@@ -18,6 +18,7 @@ from gristmill_testing.operator_world import (
     reset,
     session,
 )
+from gristmill_testing.waiting_volumes import make_volumes
 
 SESSIONS = 20
 NEWER_METER = "registry.example.com/gristmill-meter@sha256:" + "c" * 64
@@ -30,45 +31,19 @@ NEWER = {
 """What another release may do otherwise: image, defaults and template."""
 
 
-def volumes() -> list[dict[str, Any]]:
-    """A default class, and volumes that wait to be claimed: nobody provisions without a node."""
-    storage_class = {
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "StorageClass",
-        "metadata": {
-            "name": "waiting",
-            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
-        },
-        "provisioner": "kubernetes.io/no-provisioner",
-        "volumeBindingMode": "Immediate",
-    }
-    return [storage_class, *(volume(number) for number in range(SESSIONS + 5))]
-
-
-def volume(number: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": f"upgrade-{number}"},
-        "spec": {
-            "storageClassName": "waiting",
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadWriteOnce"],
-            "hostPath": {"path": f"/var/tmp/upgrade-{number}"},
-        },
-    }
+VOLUMES = SESSIONS + 5
 
 
 @pytest.fixture
 def world(control_cluster: Cluster, tmp_path: Path) -> Iterator[OperatorWorld]:
-    control_cluster.apply(*volumes())
+    make_volumes(control_cluster, VOLUMES, "upgrade")
     with operator_world(control_cluster, tmp_path) as made:
         made.start_operator()
         made.tenant()
         made.model(weights={"image": {"reference": IMAGE}})
         yield made
         reset(made)
-    names = [each["metadata"]["name"] for each in volumes()[1:]]
+    names = [f"upgrade-{number}" for number in range(VOLUMES)]
     control_cluster.kubectl("delete", "persistentvolumes", *names, "--wait=false")
 
 
