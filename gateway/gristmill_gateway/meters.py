@@ -55,7 +55,10 @@ class Meters:
         )
 
     async def refuse(self, session: TrainingSession, message: Refuse) -> Submitted:
-        return await self._served(session, lambda at: self.client.refuse(at, message))
+        """Waits as a submit does: the number that was refused must reach the log before the next one."""
+        return await self._patiently(
+            session, lambda: self._served(session, lambda at: self.client.refuse(at, message))
+        )
 
     async def poll(
         self,

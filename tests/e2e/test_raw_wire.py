@@ -117,7 +117,7 @@ def test_a_gap_that_times_out_fails_the_session_and_names_the_missing_number(
 
 def test_a_refused_number_leaves_no_gap(session: RawSession) -> None:
     refused = refusal(lambda: session.submit(optimizer_step(learning_rate=0.5), number=1))
-    assert refused[0] == "ValidationException"
+    assert refused[0] == "ValidationException", refused
     passed = session.submit(forward_backward(datum(ROW)), number=2)
     assert session.get(passed)["status"] == "Completed"
     assert session.status == "Running"
