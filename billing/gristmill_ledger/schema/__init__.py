@@ -6,11 +6,10 @@ is state. Quantities and times are 64-bit integers; times are UTC microseconds. 
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import Column, LargeBinary, Table, Text
 
-INT64 = BigInteger().with_variant(Integer(), "sqlite")
-
-metadata = MetaData()
+from gristmill_ledger.schema.base import INT64
+from gristmill_ledger.schema.base import metadata as metadata
 
 tenant = Table(
     "tenant",
