@@ -49,6 +49,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
     """Room reserved for its result until it ends."""
     streaming: bool
     at_us: int
+    key: str = ""
+    """Id of the access key that submitted it; logs of older meters have none."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

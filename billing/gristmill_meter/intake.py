@@ -82,6 +82,7 @@ def _accept(
         counts=count_before(operation),
         room_bytes=decision.room_bytes,
         streaming=streaming,
+        key=submit.key,
         at_us=session.now_us(),
     )
     session.write(intent, blob)

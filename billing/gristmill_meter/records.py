@@ -34,6 +34,8 @@ class Record:
     counts: Counts = NOTHING
     room_bytes: int = 0
     streaming: bool = False
+    key_id: str = ""
+    """Id of the access key that submitted it."""
     breaks_accumulation: bool = False
     result: Body | None = None
     error: Problem | None = None

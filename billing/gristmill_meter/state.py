@@ -44,6 +44,7 @@ def _intent(state: SessionState, frame: frames.Intent) -> list[Record]:
         counts=frame.counts,
         room_bytes=frame.room_bytes,
         streaming=frame.streaming,
+        key_id=frame.key,
     )
     _receive(state, record, frame.at_us)
     state.open_keys[record.key] = None

@@ -99,6 +99,8 @@ class Submit(msgspec.Struct, kw_only=True):
     client_token: str | None
     body_hash: bytes
     operation: Operation
+    key: str = ""
+    """Id of the access key that the request was signed with; it is no secret."""
 
 
 class Refuse(msgspec.Struct, kw_only=True):

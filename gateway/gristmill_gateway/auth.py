@@ -80,4 +80,5 @@ class Authenticator:
             invocation_id=request.value("amz-sdk-invocation-id") or "",
             as_of=as_of,
             service_account=key.service_account,
+            key=key.access_key_id,
         )

@@ -10,7 +10,7 @@ class Caller:
     """region: what the request was signed for. invocation_id: the same in every retry of one call.
 
     as_of: when the request arrived (monotonic seconds), for `directory`. service_account: whose rights
-    the caller has; empty = all of the tenant's.
+    the caller has; empty = all of the tenant's. key: id of the access key that signed (no secret).
     """
 
     tenant: str
@@ -19,6 +19,7 @@ class Caller:
     invocation_id: str = ""
     as_of: float | None = None
     service_account: str = ""
+    key: str = ""
 
     @property
     def scope(self) -> Scope:

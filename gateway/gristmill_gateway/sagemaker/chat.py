@@ -50,6 +50,8 @@ class Chat:
     answer_id: str
     model: str
     created_s: int
+    key: str
+    """Id of the caller's access key."""
 
     @property
     def head(self) -> dict[str, Any]:
@@ -119,12 +121,13 @@ async def _read(
         answer_id=f"chatcmpl-{call.request_id}",
         model=request.model or name,
         created_s=int(time.time()),
+        key=caller.key,
     )
 
 
 async def _run(context: RuntimeContext, chat: Chat) -> SampleResult:
     """Submit, then claim. Raises what the operation failed with."""
-    submit = runtime.log_submit(chat.request.sample)
+    submit = runtime.log_submit(chat.request.sample, chat.key)
     accepted = await context.meters.submit(chat.session, submit)
     operation = OpId(session_uid(chat.session), accepted.stream, accepted.number)
     view = await runtime.wait_for_end(context, chat.session, operation, limits.CHAT_WAIT_S_MAX)
@@ -144,7 +147,7 @@ async def _open(
     context: RuntimeContext, chat: Chat, stack: AsyncExitStack
 ) -> tuple[StreamChunk, AsyncGenerator[StreamChunk, None]]:
     """The first chunk and the rest; `stack` closes the stream."""
-    submit = runtime.log_submit(chat.request.sample)
+    submit = runtime.log_submit(chat.request.sample, chat.key)
     chunks = await context.meters.open_stream(chat.session, submit, stack)
     try:
         first = await anext(chunks)

@@ -79,6 +79,7 @@ async def execute_training_operation(
         client_token=request.client_token,
         body_hash=await _in_thread(body, lambda: body_hash(operation)),
         operation=operation,
+        key=caller.key,
     )
     return await _submit(context, caller, session, submit)
 
@@ -92,17 +93,18 @@ async def execute_sampling_operation(
     seed = secrets.randbelow(limits.SEED_MAX + 1)
     request = await _in_thread(body, lambda: read_sampling_request(document, facts, seed))
     operation = await packages.resolve(context.ledger, caller, facts, request)
-    return await _submit(context, caller, session, log_submit(operation))
+    return await _submit(context, caller, session, log_submit(operation, caller.key))
 
 
-def log_submit(operation: Operation) -> Submit:
-    """A keyless operation: the meter numbers it."""
+def log_submit(operation: Operation, key: str) -> Submit:
+    """An operation without a number: the meter gives it one. key: id of the caller's access key."""
     return Submit(
         stream="log",
         number=None,
         client_token=None,
         body_hash=body_hash(operation),
         operation=operation,
+        key=key,
     )
 
 
