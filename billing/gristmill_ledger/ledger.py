@@ -19,6 +19,7 @@ from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, s
 from gristmill_ledger.metrics import Metrics
 from gristmill_ledger.migrate import migrate
 from gristmill_ledger.registry import session_tenant
+from gristmill_ledger.release import clock_us, grant_releases
 from gristmill_ledger.settings import LedgerSettings
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,9 @@ class Ledger:
 
         def work(connection: Connection) -> tuple[int, HeartbeatAnswer]:
             stored = store_heartbeats(connection, heartbeats)
-            return stored, answer_heartbeats(connection, heartbeats)
+            answer = answer_heartbeats(connection, heartbeats)
+            answer.release_until_s = grant_releases(connection, heartbeats, clock_us(connection))
+            return stored, answer
 
         stored, answer = await self.database.write(work)
         if stored:

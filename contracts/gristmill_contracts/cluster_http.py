@@ -14,6 +14,10 @@ class HeartbeatAnswer(msgspec.Struct, kw_only=True):
     """Session uid -> what the attempt that sent the heartbeat is to do."""
     fenced: list[SessionUid] = []
     """Sessions of which a newer attempt has registered: release nothing more."""
+    release_until_s: dict[str, float] | None = None
+    """Session uid -> for how long, counted from *sending* the heartbeat, the attempt that sent it may
+    release results. A session that is missing got no grant; what it has runs on. None: a ledger of the
+    release before, which knows no grants."""
 
 
 class Directive(msgspec.Struct, kw_only=True):

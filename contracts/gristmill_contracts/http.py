@@ -328,6 +328,8 @@ class Heartbeat(msgspec.Struct, kw_only=True):
     snapshot_applied: int
     worker_ready: bool
     at_us: int
+    released: bool = False
+    """This attempt releases no result any more: its release grant is free for the next one."""
     cost: str | None = None
     """What the session's usage costs so far, with its currency ("0.001234 USD"); filled by the ledger
     for its readers. None = not priced."""

@@ -134,6 +134,8 @@ STREAM_FLUSH_TOKENS: Final = 8
 BATCH_EVENTS_MAX: Final = 500
 HEARTBEAT_S: Final = 2.0
 HEARTBEAT_PAGE_MAX: Final = 1000
+RELEASE_GRANT_S: Final = 30.0
+"""How long an attempt may release results after the heartbeat that asked for it: one writer."""
 USAGE_PAGE_MAX: Final = 10_000
 
 # --- ledger --------------------------------------------------------------------------------------
@@ -191,5 +193,7 @@ if INLINE_PAYLOAD_BYTES_MAX * 2 > FRAME_BYTES_MAX:
     raise AssertionError("a frame must hold an inline payload and its header")
 if max(RESULT_WAIT_S_MAX, CREATE_WAIT_S_MAX, 2 * SUBMIT_HOLD_S_MAX) >= 60:
     raise AssertionError("held answers must end before the official SDK's read timeout of 60 s")
+if RELEASE_GRANT_S < 5 * HEARTBEAT_S:
+    raise AssertionError("a release grant must outlive some lost heartbeats")
 if WORKER_GRACE_S >= POD_GRACE_S:
     raise AssertionError("the meter needs a part of the pod's grace to ship its log")

@@ -8,8 +8,10 @@ from typing import Final
 
 from sqlalchemy import Column, LargeBinary, Table, Text
 
+from gristmill_contracts.chain import encoding
 from gristmill_ledger.schema.base import INT64
 from gristmill_ledger.schema.base import metadata as metadata
+from gristmill_ledger.schema.release import release_grant as release_grant
 
 tenant = Table(
     "tenant",
@@ -59,8 +61,9 @@ tenant_head = Table(
     metadata,
     Column("tenant", Text, primary_key=True),
     Column("seq", INT64, nullable=False),
+    Column("hash", LargeBinary, nullable=False, default=encoding.GENESIS),
 )
-"""The highest `usage_event.seq` of a tenant; locked by whoever numbers new events. State."""
+"""The highest `usage_event.seq` of a tenant, and that row's `hash`; locked by whoever numbers new events. State."""
 
 usage_event = Table(
     "usage_event",
@@ -76,6 +79,8 @@ usage_event = Table(
     Column("operation", Text, nullable=False),
     Column("model", Text, nullable=False),
     Column("project", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("lease", Text, nullable=False),
     Column("producer", Text, nullable=False),
     Column("producer_seq", INT64, nullable=False),
     Column("attempt", INT64, nullable=False),
@@ -88,11 +93,15 @@ usage_event = Table(
     Column("cached_prefill", INT64),
     Column("sample", INT64),
     Column("train", INT64),
+    Column("corrects", Text, nullable=False),
+    Column("reason", Text, nullable=False),
     Column("quarantined", Text),
     Column("enc_v", INT64, nullable=False),
     Column("payload_hash", LargeBinary, nullable=False),
+    Column("prev_hash", LargeBinary, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
 )
-"""One row for each operation that was released, gapless by `seq` in its tenant.
+"""One row for each operation that was released, gapless by `seq` in its tenant, and chained by `hash`.
 
 The token columns are disjoint, and NULL together where completeness is `unknown`.
 `quarantined` names what is odd about the row (comma list), NULL where nothing is.
