@@ -3,7 +3,6 @@
 `decide` is pure; `store_batch` reads what it needs, asks it, and writes what it says.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +11,7 @@ import msgspec
 from sqlalchemy import Connection, bindparam, select
 
 from gristmill_contracts import limits
+from gristmill_contracts.chain import encoding
 from gristmill_contracts.errors import (
     ConflictError,
     InvalidRequestError,
@@ -24,14 +24,15 @@ from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.prices import PriceList, load_prices
 from gristmill_ledger.registry import session_book
 
-ENCODING_VERSION: Final = 1
+METER_KINDS: Final = ("usage", "attempt")
+"""What a meter may post; the other kinds are the ledger's own."""
 
 # Built once: composing a statement costs more than SQLite takes to run it.
 _PRODUCER: Final = (
     select(schema.producer).where(schema.producer.c.producer == bindparam("key")).with_for_update()
 )
 _HEAD: Final = (
-    select(schema.tenant_head.c.seq)
+    select(schema.tenant_head.c.seq, schema.tenant_head.c.hash)
     .where(schema.tenant_head.c.tenant == bindparam("key"))
     .with_for_update()
 )
@@ -47,13 +48,16 @@ _INSERT: Final = schema.usage_event.insert()
 _MOVE_HEAD: Final = (
     schema.tenant_head.update()
     .where(schema.tenant_head.c.tenant == bindparam("key"))
-    .values(seq=bindparam("value"))
+    .values(seq=bindparam("last_seq"), hash=bindparam("last_hash"))
 )
 _MOVE_CURSOR: Final = (
     schema.producer.update()
     .where(schema.producer.c.producer == bindparam("key"))
     .values(acked_seq=bindparam("value"))
 )
+
+
+_UNKNOWN: Final = (None,) * len(TOKEN_TYPES)
 
 
 class SequenceGapError(ConflictError):
@@ -74,6 +78,14 @@ class ProducerState:
     epoch: int
     attempt: int
     acked_seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The last row of a tenant's chain; `seq` 0 = no row yet."""
+
+    seq: int
+    hash: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +115,24 @@ class Stored:
 
 
 def payload_hash(event: UsageEvent) -> bytes:
-    """SHA-256 of the event's facts.
-
-    Where it was posted from (producer_seq, attempt) is left out: the same operation posted again by
-    another attempt or from a rebuilt log is the same fact.
+    """SHA-256 of the event's facts. Where it was posted from (producer_seq, attempt, lease) is left out:
+    the same operation posted again by another attempt or from a rebuilt log is the same fact.
     """
+    return encoding.payload_hash(_encode_facts(event))
+
+
+def _encode_facts(event: UsageEvent) -> bytes:
     counts = event.counts
-    facts = (
-        ENCODING_VERSION, event.event_id, event.kind, event.n, event.tenant, event.session,
-        event.stream, event.number, event.operation, event.model, event.project, event.outcome,
-        None if counts is None else [getattr(counts, name) for name in TOKEN_TYPES],
-        event.op_start_us, event.op_end_us,
+    tokens = _UNKNOWN if counts is None else (
+        counts.prefill, counts.cached_prefill, counts.sample, counts.train,
     )  # fmt: skip
-    return hashlib.sha256(msgspec.msgpack.encode(facts)).digest()
+    return encoding.encode(
+        (
+            encoding.VERSION, event.event_id, event.kind, event.n, event.tenant, event.session,
+            event.stream, event.number, event.operation, event.model, event.project, event.key,
+            event.outcome, *tokens, event.op_start_us, event.op_end_us, event.corrects, event.reason,
+        )
+    )  # fmt: skip
 
 
 def check_batch(batch: UsageBatch) -> None:
@@ -138,7 +155,13 @@ def check_batch(batch: UsageBatch) -> None:
 def _check_event(at: str, event: UsageEvent) -> None:
     for field in ("event_id", "tenant", "session", "operation", "model"):
         checks.text(f"{at}.{field}", getattr(event, field))
-    checks.text(f"{at}.project", event.project, empty=True)
+    for field in ("project", "key", "lease"):
+        checks.text(f"{at}.{field}", getattr(event, field), empty=True)
+    if event.kind not in METER_KINDS or event.corrects or event.reason:
+        raise InvalidRequestError(
+            f"{at} is a correction ({event.kind}, corrects {event.corrects[:40]!r}); a meter posts "
+            f"{' and '.join(METER_KINDS)}, and corrections are the ledger's own"
+        )
     for field in ("producer_seq", "n", "number", "attempt"):
         checks.quantity(f"{at}.{field}", getattr(event, field))
     for field in ("op_start_us", "op_end_us"):
@@ -245,10 +268,11 @@ def store_batch(
     decision = decide(batch, state, known, attempt)
     rows = _rows(connection, decision, state, book=book, now_us=now_us)
     if rows:
-        for seq, row in enumerate(rows, start=head + 1):
-            row["seq"] = seq
+        last = _chain(rows, head)
         connection.execute(_INSERT, rows)
-        connection.execute(_MOVE_HEAD, {"key": state.tenant, "value": head + len(rows)})
+        connection.execute(
+            _MOVE_HEAD, {"key": state.tenant, "last_seq": last.seq, "last_hash": last.hash}
+        )
     for event in decision.conflicts:
         _bury(connection, event, state, now_us)
     if decision.acked_seq > state.acked_seq and not decision.fenced:
@@ -295,7 +319,7 @@ def _rows(
     shared = {
         "producer": state.producer,
         "ingested_us": now_us,
-        "enc_v": ENCODING_VERSION,
+        "enc_v": encoding.VERSION,
     }
     return [
         shared
@@ -324,12 +348,24 @@ def _row(event: UsageEvent) -> dict[str, Any]:  # Any: as above
     return row
 
 
-def _lock_head(connection: Connection, tenant: str) -> int:
-    seq: int | None = connection.execute(_HEAD, {"key": tenant}).scalar_one_or_none()
-    if seq is None:
-        insert_or_skip(connection, schema.tenant_head, tenant=tenant, seq=0)
-        seq = connection.execute(_HEAD, {"key": tenant}).scalar_one()
-    return seq
+def _chain(rows: list[dict[str, Any]], head: Head) -> Head:  # Any: as above
+    """Number the rows behind the head and link each to the one before; returns the new head."""
+    seq, prev_hash = head.seq, head.hash
+    for row in rows:
+        seq += 1
+        row["seq"], row["prev_hash"] = seq, prev_hash
+        facts = encoding.encode([row[name] for name in encoding.FACTS])
+        posting = encoding.encode([row[name] for name in encoding.POSTING])
+        prev_hash = row["hash"] = encoding.row_hash(prev_hash, facts, posting)
+    return Head(seq=seq, hash=prev_hash)
+
+
+def _lock_head(connection: Connection, tenant: str) -> Head:
+    row = connection.execute(_HEAD, {"key": tenant}).one_or_none()
+    if row is None:
+        insert_or_skip(connection, schema.tenant_head, tenant=tenant, seq=0, hash=encoding.GENESIS)
+        row = connection.execute(_HEAD, {"key": tenant}).one()
+    return Head(seq=row.seq, hash=bytes(row.hash))
 
 
 def _bury(connection: Connection, event: UsageEvent, state: ProducerState, now_us: int) -> None:

@@ -28,5 +28,6 @@ def events_page(
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:  # Any: column values
-    row["payload_hash"] = bytes(row["payload_hash"])
+    for name in ("payload_hash", "prev_hash", "hash"):
+        row[name] = bytes(row[name])
     return row

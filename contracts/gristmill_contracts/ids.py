@@ -16,8 +16,11 @@ EventId = NewType("EventId", str)
 Stream = Literal["train", "log"]
 """`train` carries the client's sequence numbers; `log` the meter's own (keyless operations)."""
 
-UsageKind = Literal["usage", "attempt"]
-"""`usage` is billed; `attempt` ran, but its result can never be released: kept, not billed."""
+UsageKind = Literal["usage", "attempt", "adjustment", "void"]
+"""`usage` is billed; `attempt` ran, but its result can never be released: kept, not billed.
+
+`adjustment` and `void` correct another event by name. The ledger makes them, never a meter.
+"""
 
 EVENT_NAMESPACE: Final = uuid.UUID("6b1f3c60-5f0e-5a51-9a51-0d6f1e0d9c01")
 CHECKPOINT_NAMESPACE: Final = uuid.UUID("6b1f3c60-5f0e-5a51-9a51-0d6f1e0d9c02")

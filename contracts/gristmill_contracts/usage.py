@@ -43,7 +43,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the ledger, as a pure function of the logical operation.
 
-    `counts` is None only where completeness is unknown; times are UTC microseconds.
+    `counts` is None only where completeness is unknown; those of adjustments are signed. Times are UTC
+    microseconds.
     """
 
     event_id: EventId
@@ -62,3 +63,11 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts | None
     op_start_us: int
     op_end_us: int
+    key: str = ""
+    """Id of the access key that submitted the operation; never its secret. "" = not told."""
+    lease: str = ""
+    """Id of the lease or reservation that it was reserved under; "" = none. Not a fact of the operation."""
+    corrects: str = ""
+    """Id of the event that an adjustment or a void corrects; "" for the other kinds."""
+    reason: str = ""
+    """Code of why it was corrected."""

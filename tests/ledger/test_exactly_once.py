@@ -118,7 +118,8 @@ def test_concurrent_writers_of_one_tenant_leave_no_gap_and_no_fork(
     rows = stored_rows(database)
     assert [row["seq"] for row in rows] == list(range(1, WRITERS * EVENTS_PER_WRITER + 1))
     assert len({row["event_id"] for row in rows}) == len(rows)
-    assert stored_rows(database, "tenant_head") == [{"tenant": "acme", "seq": len(rows)}]
+    head = {"tenant": "acme", "seq": len(rows), "hash": rows[-1]["hash"]}
+    assert stored_rows(database, "tenant_head") == [head]
 
 
 def test_the_same_batch_sent_at_once_by_many_is_stored_once(
