@@ -112,6 +112,7 @@ class Drain:
             worker=NoWorker(),
             ledger=self.ledger,
             registers_first=True,
+            releases=False,
         )
         await meter.follow(assignments)
         try:

@@ -312,6 +312,7 @@ class Driver:
             snapshot_applied=session.state.snapshots[1],
             worker_ready=session.worker_ready,
             at_us=at_us,
+            released=session.gave_up_release and self.poster.registered,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from gristmill_contracts import limits
 from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.errors import (
     FencedError,
@@ -20,6 +21,7 @@ from gristmill_contracts.http import Assignment, Heartbeat, WorkerStatus
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.units import now_us
 from gristmill_meter.assignments import AssignmentsFolder
+from gristmill_meter.clocks import boottime_us
 from gristmill_meter.disk import Disk
 from gristmill_meter.driver import Driver, make_driver
 from gristmill_meter.log import SessionLog
@@ -44,6 +46,9 @@ class Meter:
     ledger: Ledger
     metrics: Metrics = field(default_factory=Metrics)
     clock: Callable[[], int] = now_us
+    boottime_us: Callable[[], int] = boottime_us
+    releases: bool = True
+    """False for a drain: it gives up every grant to release results."""
     registers_first: bool = False
     """Sessions take, run and settle nothing before the ledger has taken their registration."""
     drivers: dict[SessionUid, Driver] = field(default_factory=dict)
@@ -114,7 +119,9 @@ class Meter:
             metrics=self.metrics,
             now_us=self.clock,
             on_change=self._beat.ring,
+            boottime_us=self.boottime_us,
             admitted=not self.registers_first,
+            gave_up_release=not self.releases,
         )
         if self.worker_status is not None:
             session.context_length = self.worker_status.context_length
@@ -172,20 +179,26 @@ class Meter:
         """Tell the ledger how the sessions are, and do what it answers."""
         beats = [driver.heartbeat(self.clock()) for driver in self.drivers.values()]
         if beats:
-            self._obey(beats, await self.ledger.post_heartbeats(beats))
+            sent_us = self.boottime_us()
+            self._obey(beats, await self.ledger.post_heartbeats(beats), sent_us)
 
     async def changed(self, at_most_s: float) -> None:
         """Wait until the state of a session changes, or the time is over."""
         await self._beat.wait(at_most_s)
 
-    def _obey(self, beats: list[Heartbeat], answer: HeartbeatAnswer) -> None:
+    def _obey(self, beats: list[Heartbeat], answer: HeartbeatAnswer, sent_us: int) -> None:
         """Do what the ledger says of the attempts that beat; another one may have come since."""
+        grants = answer.release_until_s
+        if grants is None:  # A ledger of the release before knows none: fencing is all it has.
+            grants = {beat.view.uid: limits.RELEASE_GRANT_S for beat in beats}
         for beat in beats:
             driver = self.drivers.get(beat.view.uid)
             if driver is None or driver.session.assignment.attempt != beat.view.attempt:
                 continue
             if beat.view.uid in answer.fenced:
                 driver.fence()
+            elif beat.view.uid in grants:
+                driver.session.granted(sent_us, grants[beat.view.uid])
             driver.direct(answer.directives.get(beat.view.uid, "serve"))
 
     async def _watch_worker(self) -> None:
@@ -221,7 +234,12 @@ class Meter:
         await self._last_beat()
 
     async def _last_beat(self) -> None:
-        """Tell how far the shipping came; whoever waits for it need not wait for the process to be gone."""
+        """Tell how far the shipping came, and leave the release of results to the next attempt.
+
+        Whoever waits for either need not wait for the process to be gone.
+        """
+        for driver in self.drivers.values():
+            driver.session.gave_up_release = True
         if not self.ledger_answers:
             return
         try:

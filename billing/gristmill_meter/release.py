@@ -55,6 +55,8 @@ async def _release(
     if record.claim == "waiting":
         session.write(frames.Claim(number=record.number, at_us=session.now_us()))
     await session.log.durable(record.claim_frame)
+    if not session.may_release:  # Another attempt may have begun to. It is billed, and stays there.
+        return operation_view(record, "InProgress")
     if record.claim == "expired":
         return operation_view(_unfetched(record), "Failed")
     return operation_view(record, "Completed", result)

@@ -22,6 +22,7 @@ from gristmill_contracts.http import (
 )
 from gristmill_contracts.usage import Counts
 from gristmill_meter import frames
+from gristmill_meter.clocks import boottime_us
 from gristmill_meter.disk import Disk
 from gristmill_meter.frames import Frame, checked_frame
 from gristmill_meter.log import SessionLog
@@ -60,6 +61,7 @@ class Session:
     state: SessionState
     metrics: Metrics
     now_us: Callable[[], int]
+    boottime_us: Callable[[], int] = boottime_us
     started: set[Key] = field(default_factory=set)
     """Dispatched to the worker, not ended."""
     pulse: Pulse = field(default_factory=Pulse)
@@ -75,6 +77,10 @@ class Session:
     admitted: bool = True
     """The ledger has taken our registration, or it was not asked: only then is anything taken, run or
     released. In a cluster another attempt may own the session."""
+    release_until_us: int = 0
+    """By CLOCK_BOOTTIME: until then this attempt alone may release results."""
+    gave_up_release: bool = False
+    """We end, and said so: the next attempt may have the grant by now."""
     told_to_stop: bool = False
     """By a directive of the ledger; an assignment says the same with `desired`."""
     acked_seq: int = 0
@@ -221,10 +227,31 @@ class Session:
         """A newer attempt owns the session: nothing is released any more."""
         return isinstance(self.broken, FencedError)
 
+    @property
+    def may_release(self) -> bool:
+        """The ledger has granted us the release of results, and the grant still runs."""
+        granted = not self.gave_up_release and self.boottime_us() < self.release_until_us
+        return granted and self.admitted
+
+    def granted(self, sent_us: int, seconds: float) -> None:
+        """A heartbeat that was sent at `sent_us` (boot time) was answered with a grant."""
+        may = self.may_release
+        self.release_until_us = max(self.release_until_us, sent_us + int(seconds * 1e6))
+        if self.may_release and not may:
+            for key in [key for key in self._held if self.ended(self.state.records[key])]:
+                self._let_go(key)  # They waited for an end that could not be told before.
+            self.pulse.ring()
+
+    async def until_releasable(self) -> None:
+        """Wait for a grant. Raises the session's failure, if it has failed meanwhile."""
+        while not self.may_release:
+            self.check_log()
+            await self.pulse.wait()
+
     def ended(self, record: Record) -> bool:
         """Ended, and its end may be told."""
         durable = record.terminal and record.settled_frame <= self.log.durable_number
-        return durable and self.admitted
+        return durable and self.may_release
 
     def visible(self, record: Record) -> OperationState:
         """The state that may be told: an end only once it is durable."""
@@ -288,10 +315,8 @@ class Session:
 
     def admit(self) -> None:
         """The ledger has taken our registration."""
-        if not self.admitted:
-            self.admitted = True
-            self.let_polls_go()  # They may have waited for an end that could not be told before.
-        self.announce()
+        self.admitted = True
+        self.on_change()  # A heartbeat at once: it brings the grant to release.
         self.pulse.ring()
 
     def crashed(self, error: BaseException) -> None:

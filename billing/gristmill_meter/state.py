@@ -222,6 +222,7 @@ def _bill(state: SessionState, record: Record, kind: UsageKind, outcome: Outcome
         counts=record.counts,
         op_start_us=record.started_us,
         op_end_us=record.ended_us,
+        key=record.key_id,
     )
     state.events.append((state.frames, event))
     if kind == "usage":

@@ -108,6 +108,7 @@ class TokenStream:
                 if chunk.error is not None:
                     raise UnavailableError(chunk.error.message)
                 for part in split_chunk(chunk, limits.STREAM_FLUSH_TOKENS):
+                    await session.until_releasable()
                     await self._flush(part)
         except WorkerLostError:
             self.link.lost(generation)
@@ -135,6 +136,7 @@ class TokenStream:
         else:
             frame = self._complete(chunk)
         await session.log.durable(frame)
+        await session.until_releasable()
         await self._offer(chunk)
 
     def _complete(self, chunk: StreamChunk) -> int:

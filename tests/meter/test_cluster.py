@@ -149,6 +149,7 @@ class TestFencing:
         second.registers_first = True
         await second.start(attempt=2)
         await second.until(lambda: second.session.admitted, "the newer attempt was admitted")
+        first.ledger.let_grants_run_out()
         return second
 
     async def test_the_older_one_stops_releasing_and_the_newer_one_goes_on(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from gristmill_contracts import limits
 from gristmill_contracts.cluster_http import ArtifactInfo, Directive, HeartbeatAnswer
 from gristmill_contracts.errors import (
     ConflictError,
@@ -24,6 +25,7 @@ from gristmill_contracts.http import (
 )
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.usage import Counts, UsageEvent
+from gristmill_meter.clocks import boottime_us
 from gristmill_meter.ports import LedgerAwayError, Owner, SequenceGapError
 
 
@@ -56,6 +58,9 @@ class FakeLedger:
     on_checkpoint: Callable[[], None] = lambda: None
     checkpoint_error: GristmillError | None = None
     calls: Counter[str] = field(default_factory=Counter)
+    clock_us: Callable[[], int] = boottime_us
+    grants: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Session -> the attempt that may release, and until when."""
 
     async def register_producer(self, request: RegisterProducer) -> ProducerCursor:
         self._answer("register_producer")
@@ -117,6 +122,7 @@ class FakeLedger:
                 self.states.append(beat.view.state)
         known = {beat.view.uid: beat.view.attempt for beat in heartbeats}
         return HeartbeatAnswer(
+            release_until_s=self._grants(heartbeats),
             directives={
                 uid: told.desired
                 for uid, told in self.directives.items()
@@ -124,6 +130,24 @@ class FakeLedger:
             },
             fenced=[uid for uid, attempt in known.items() if attempt < self.attempts.get(uid, 0)],
         )
+
+    def _grants(self, heartbeats: list[Heartbeat]) -> dict[str, float]:
+        granted = {}
+        for beat in heartbeats:
+            uid, attempt = beat.view.uid, beat.view.attempt
+            holder, until_us = self.grants.get(uid, (attempt, 0))
+            if beat.released:
+                self.grants[uid] = (holder, 0 if holder == attempt else until_us)
+            elif self.attempts.get(uid) == attempt and (
+                holder == attempt or (holder < attempt and until_us <= self.clock_us())
+            ):
+                self.grants[uid] = (attempt, self.clock_us() + int(limits.RELEASE_GRANT_S * 1e6))
+                granted[uid] = limits.RELEASE_GRANT_S
+        return granted
+
+    def let_grants_run_out(self) -> None:
+        """As if nobody had beaten for half a minute."""
+        self.grants = {uid: (attempt, 0) for uid, (attempt, _) in self.grants.items()}
 
     async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
         self._answer("artifact_sha256")

@@ -20,6 +20,7 @@ from gristmill_contracts.http import (
     Submitted,
 )
 from gristmill_contracts.ids import CheckpointId, SessionUid, Stream, TenantName
+from gristmill_meter.clocks import boottime_us
 from gristmill_meter.driver import Driver
 from gristmill_meter.intake import refuse_number, submit_operation
 from gristmill_meter.meter import Meter
@@ -58,6 +59,7 @@ class World:
         self.ledger = FakeLedger()
         self.meter: Meter | None = None
         self.registers_first = False
+        self.boottime_us: Callable[[], int] = boottime_us
         self.life = 0
         """Counts starts."""
         self.settings.assignments_dir.mkdir(parents=True, exist_ok=True)
@@ -73,6 +75,7 @@ class World:
             worker=self.worker,
             ledger=self.ledger,
             registers_first=self.registers_first,
+            boottime_us=self.boottime_us,
         )
         await self.meter.start()
         self.life += 1
