@@ -199,6 +199,7 @@ def test_the_official_client_reads_the_answer(world: World) -> None:
     (submit,) = world.meter.submits
     assert isinstance(submit.operation, Sample)
     assert submit.operation.adapter is None
+    assert submit.key == world.keys["acme"]
 
 
 @pytest.mark.parametrize("path", [SAMPLE, STREAM])

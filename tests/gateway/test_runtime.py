@@ -149,6 +149,7 @@ def test_the_submit_that_the_meter_sees(world: World) -> None:
     sample(world, SAMPLE)
     keyless = world.meter.submits[1]
     assert (keyless.stream, keyless.number, keyless.client_token) == ("log", None, None)
+    assert {submit.key, keyless.key} == {world.keys["acme"]}
 
 
 def test_results_in_numbers(world: World) -> None:
