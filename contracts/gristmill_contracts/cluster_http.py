@@ -18,6 +18,11 @@ class HeartbeatAnswer(msgspec.Struct, kw_only=True):
     """Session uid -> for how long, counted from *sending* the heartbeat, the attempt that sent it may
     release results. A session that is missing got no grant; what it has runs on. None: a ledger of the
     release before, which knows no grants."""
+    leases: dict[str, float] = {}
+    """Budget lease -> for how long, counted from sending the heartbeat, it may be spent. One that was asked
+    about and is missing has ended, or is not its session's."""
+    budgets: dict[str, int] = {}
+    """Session uid -> version of its tenant's budgets (contracts.budgets.Lease.version)."""
 
 
 class Directive(msgspec.Struct, kw_only=True):

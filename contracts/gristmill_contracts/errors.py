@@ -104,6 +104,13 @@ class LogLostError(GristmillError):
     code = "log_lost"
 
 
+class BudgetExhaustedError(GristmillError):
+    """A hard budget has not enough left. What waits goes on once it is raised or begins anew."""
+
+    code = "budget_exhausted"
+    retryable = True
+
+
 class InvariantError(GristmillError):
     """Our own bug, in a path where money depends on it. Raised, since -O strips asserts."""
 

@@ -30,6 +30,7 @@ meter -> ledger (HTTP):
 In a cluster every call to the ledger carries `Authorization: Bearer <secret>`: a meter the producer secret
 of its attempt with `X-Gristmill-Session` and `X-Gristmill-Attempt`, a service its own secret with
 `X-Gristmill-Service` (contracts.secrets).
+    leases and budgets: see contracts.budgets
 gateway, cli, operator -> ledger:
     PUT  /v1/sessions/{uid}/directive              Directive -> Empty: told to the meter by HeartbeatAnswer
     POST /v1/sessions/{uid}/gaps                   UsageGap -> Empty: usage given up, on record
@@ -330,6 +331,8 @@ class Heartbeat(msgspec.Struct, kw_only=True):
     at_us: int
     released: bool = False
     """This attempt releases no result any more: its release grant is free for the next one."""
+    leases: list[str] = []
+    """Budget leases that the meter holds, to be renewed (contracts.budgets)."""
     cost: str | None = None
     """What the session's usage costs so far, with its currency ("0.001234 USD"); filled by the ledger
     for its readers. None = not priced."""

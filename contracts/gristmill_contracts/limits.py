@@ -157,6 +157,21 @@ PRICES_PER_BOOK_MAX: Final = 10_000
 GAPS_SHOWN_MAX: Final = 100
 """Recorded gaps in one answer about usage; their number is told in any case."""
 
+# --- budgets -------------------------------------------------------------------------------------
+BUDGET_LEASE_S: Final = 300.0
+"""How long a lease may be spent without a word from the ledger: that long may the ledger be away."""
+BUDGET_LEASE_LIFE_S_MAX: Final = 3600.0
+"""A lease is spent no longer than this, however often it is renewed: its prices hold that long."""
+BUDGET_ASK_S: Final = 60.0
+"""A session that no budget bounds asks again after this, at the latest."""
+BUDGET_SWEEP_S: Final = 10.0
+"""How often leases are looked for whose time ran out."""
+BUDGET_LEASE_SHARE: Final = 100
+"""A lease holds one part in so many of what is left."""
+BUDGETS_PER_TENANT_MAX: Final = 10_000
+BUDGET_THRESHOLDS_MAX: Final = 16
+BUDGET_PAGE_MAX: Final = 1000
+
 # --- public lists --------------------------------------------------------------------------------
 LIST_PAGE_MAX: Final = 100
 NEXT_TOKEN_CHARS_MAX: Final = 8192
