@@ -1,4 +1,4 @@
-"""The artifact store: files of checkpoints in one folder for each tenant, each whole or not there.
+"""The artifact store in a folder: files in one folder for each tenant, each whole or not there.
 
 A file is written aside, synced, compared with the SHA-256 that its sender told, and renamed. Names that
 begin with a dot are the store's own: `.upload-*` what is on its way, `.sha256/<name>` the checksum of
@@ -52,8 +52,8 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArtifactStore:
-    """`root` is the store's own folder."""
+class LocalArtifactStore:
+    """Implements `artifact_port.ArtifactStore`. `root` is the store's own folder."""
 
     root: Path
     free_bytes_min: int
@@ -70,7 +70,7 @@ class ArtifactStore:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def begin(self, tenant: str, key: str) -> "Upload":
+    def begin(self, tenant: str, key: str, sha256: str) -> "Upload":
         """Make room for a file. Raises InvalidRequestError, ConflictError, UnavailableError (full)."""
         path = self._path(tenant, key)
         self._check_room()
@@ -85,7 +85,7 @@ class ArtifactStore:
             raise UnavailableError(
                 f"artifact {key!r} cannot be begun: {error.strerror}; try again later"
             ) from error
-        return Upload(key=key, path=path, aside=aside, descriptor=descriptor)
+        return Upload(key=key, sha256=sha256, path=path, aside=aside, descriptor=descriptor)
 
     def sha256_of(self, tenant: str, key: str) -> str | None:
         """The checksum of a file; None = there is none."""
@@ -148,11 +148,11 @@ class ArtifactStore:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise _missing(tenant, key) from error
+            raise missing(tenant, key) from error
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
-            raise _missing(tenant, key)
+            raise missing(tenant, key)
         file = os.fdopen(descriptor, "rb")
         return _info(key, path, status), file
 
@@ -194,6 +194,7 @@ class Upload:
     """A file on its way: `write` its bytes, then `finish`; `abandon` in any case at the end."""
 
     key: str
+    sha256: str
     path: Path
     aside: Path
     descriptor: int
@@ -218,13 +219,10 @@ class Upload:
                 f"artifact {self.key!r} cannot be written: {error.strerror}; try again later"
             ) from error
 
-    def finish(self, sha256: str) -> None:
+    def finish(self) -> None:
         """Make it durable under its name. Raises InvalidRequestError where the bytes are others."""
         found = self._hash.hexdigest()
-        if found != sha256:
-            raise InvalidRequestError(
-                f"artifact {self.key!r} arrived with SHA-256 {found}, not {sha256}; send it again"
-            )
+        check_sha256(self.key, found, self.sha256)
         os.fsync(self.descriptor)
         try:
             self.aside.rename(self.path)
@@ -257,6 +255,18 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_sha256(key: str, found: str, told: str) -> None:
+    """Raise InvalidRequestError where a file is not what its sender told."""
+    if found != told:
+        raise InvalidRequestError(
+            f"artifact {key!r} arrived with SHA-256 {found}, not {told}; send it again"
+        )
+
+
+def missing(tenant: str, key: str) -> NotFoundError:
+    return NotFoundError(f"tenant {tenant} has no artifact {key!r}; list what there is")
+
+
 def _is_name(name: str) -> bool:
     """Dots in front are our own names, and the way out of the folder."""
     try:
@@ -264,10 +274,6 @@ def _is_name(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return 0 < size <= limits.KEY_SEGMENT_BYTES_MAX and name[0] != "." and name.isprintable()
-
-
-def _missing(tenant: str, key: str) -> NotFoundError:
-    return NotFoundError(f"tenant {tenant} has no artifact {key!r}; list what there is")
 
 
 def _walk(folder: Path, key: str, prefix: str, after: str, *, deep: bool) -> Iterator[Entry]:

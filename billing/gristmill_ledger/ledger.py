@@ -10,7 +10,8 @@ from sqlalchemy import Connection, func, select
 from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.http import Heartbeat, HeartbeatPage
 from gristmill_ledger import schema
-from gristmill_ledger.artifacts import ArtifactStore
+from gristmill_ledger.artifact_port import ArtifactStore
+from gristmill_ledger.artifact_stores import artifact_store, body_store
 from gristmill_ledger.auth import read_cluster_key
 from gristmill_ledger.costs import Costs
 from gristmill_ledger.database import Database, open_engine
@@ -42,6 +43,8 @@ class Ledger:
         """With one, every call is authenticated. Read by `open`."""
         self.artifacts: ArtifactStore | None = None
         """None = checkpoints lie in a folder that all parts share."""
+        self.bodies: ArtifactStore
+        """Payloads and results of operations. Made by `open`."""
         self.uploads = 0
         """Artifacts that are on their way in."""
         self.stopping = False
@@ -57,11 +60,11 @@ class Ledger:
         settings = self.settings
         if settings.cluster_key_file is not None:
             self.cluster_key = read_cluster_key(settings.cluster_key_file)
-        if settings.artifacts_dir is not None:
-            self.artifacts = ArtifactStore(
-                root=settings.artifacts_dir, free_bytes_min=settings.artifacts_free_bytes_min
-            )
-            await asyncio.to_thread(self.artifacts.open)
+        self.artifacts = artifact_store(settings)
+        self.bodies = body_store(settings)
+        for store in (self.artifacts, self.bodies):
+            if store is not None:
+                await asyncio.to_thread(store.open)
         engine = open_engine(
             settings.url,
             busy_timeout_s=settings.busy_timeout_s,

@@ -30,6 +30,17 @@ class LedgerSettings(BaseSettings):
     """File of the cluster's key, 32 bytes. With it callers must show a secret that derives from it."""
     artifacts_dir: Path | None = None
     """Folder of the artifact store. Not set: checkpoints stay in a folder that all parts share."""
+    artifacts_url: str = Field(
+        default="", pattern=r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^/]+)*/?)?$"
+    )
+    """s3://bucket/prefix in place of artifacts_dir: the store is in a bucket of an S3-compatible service."""
+    artifacts_endpoint: str = Field(default="", pattern="^(https?://.+)?$")
+    """Address of that service. Empty: Amazon's own."""
+    artifacts_region: str = "us-east-1"
+    """Region of the bucket."""
+    artifacts_credentials_dir: Path | None = None
+    """Folder with the files access-key-id and secret-access-key, such as a mounted secret. Not set: what
+    the AWS SDK finds by itself: a role, variables, files."""
     artifacts_free_bytes_min: int = Field(default=limits.ARTIFACT_FREE_BYTES_MIN, ge=0)
     """Uploads are refused when the store's volume has less than this left."""
     busy_timeout_s: float = Field(default=10.0, gt=0, le=600)
@@ -50,6 +61,18 @@ class LedgerSettings(BaseSettings):
     def _one_url(self) -> Self:
         if self.database_url and self.database_url_file is not None:
             raise ValueError("database_url and database_url_file are both set; keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _one_store(self) -> Self:
+        if self.artifacts_url and self.artifacts_dir is not None:
+            raise ValueError("artifacts_url and artifacts_dir are both set; keep one")
+        if not self.artifacts_url and (
+            self.artifacts_endpoint or self.artifacts_credentials_dir is not None
+        ):
+            raise ValueError(
+                "artifacts_endpoint or artifacts_credentials_dir without artifacts_url"
+            )
         return self
 
     @property

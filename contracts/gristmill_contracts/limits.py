@@ -188,6 +188,8 @@ BUCKETS_MAX: Final = 1000
 """Buckets of one tenant."""
 ARTIFACT_CHUNK_BYTES: Final = 256 * 2**10
 """How much of a file is read at a time while it is sent."""
+ARTIFACT_PART_BYTES: Final = 8 * 2**20
+"""How much of a file a bucket gets at a time; S3 takes at most 10,000 parts of 5 MiB or more."""
 ARTIFACT_BYTES_MAX: Final = 64 * 2**30
 """Largest file of a checkpoint."""
 ARTIFACT_FREE_BYTES_MIN: Final = 256 * 2**20
@@ -204,6 +206,8 @@ CLOCK_SKEW_S_MAX: Final = 300
 METRIC_LABEL_VALUES_MAX: Final = 200
 """Tenants, and models, with a series of their own in one process; the rest is "other"."""
 
+if ARTIFACT_PART_BYTES * 10_000 < ARTIFACT_BYTES_MAX:
+    raise AssertionError("S3 takes at most 10,000 parts of one file")
 if INLINE_PAYLOAD_BYTES_MAX * 2 > FRAME_BYTES_MAX:
     raise AssertionError("a frame must hold an inline payload and its header")
 if max(RESULT_WAIT_S_MAX, CREATE_WAIT_S_MAX, 2 * SUBMIT_HOLD_S_MAX) >= 60:

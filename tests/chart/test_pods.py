@@ -69,6 +69,8 @@ def test_the_settings_are_ones_that_the_process_knows_and_takes(
         "networkPolicy.cluster.podCIDRs": ["10.0.0.0/8", "fd00::/8"],
         "sessions.environment": {"NCCL_DEBUG": "WARN"},
         "ledger.database.existingSecret": "database",
+        "ledger.artifacts.url": "s3://checkpoints/ours",
+        "ledger.artifacts.existingSecret": "bucket-key",
     }
     module = importlib.import_module(f"gristmill_{component}.settings")
     settings_class = getattr(module, f"{component.capitalize()}Settings")
@@ -294,3 +296,25 @@ def test_a_rolling_update_of_the_gateway_takes_nobody_away_first() -> None:
     leave, shutdown = (int(variables[f"GRISTMILL_GATEWAY_{n}_S"]) for n in ("LEAVE", "SHUTDOWN"))
     assert leave >= 5
     assert spec["terminationGracePeriodSeconds"] >= leave + shutdown + 5
+
+
+def test_a_ledger_keeps_its_artifacts_in_a_bucket_whose_secret_is_no_variable() -> None:
+    objects = render(
+        {
+            "ledger.artifacts.url": "s3://checkpoints/ours",
+            "ledger.artifacts.endpoint": "https://s3.example.com",
+            "ledger.artifacts.existingSecret": "bucket-key",
+        }
+    )
+    each = container(objects, "ledger")
+    variables = environment_of(each)
+    assert variables["GRISTMILL_LEDGER_ARTIFACTS_URL"] == "s3://checkpoints/ours"
+    assert variables["GRISTMILL_LEDGER_ARTIFACTS_ENDPOINT"] == "https://s3.example.com"
+    assert "GRISTMILL_LEDGER_ARTIFACTS_DIR" not in variables
+    folder = variables["GRISTMILL_LEDGER_ARTIFACTS_CREDENTIALS_DIR"]
+    assert {"name": "artifacts", "mountPath": folder, "readOnly": True} in each["volumeMounts"]
+    deployment = find(objects, "Deployment", "gristmill-ledger")["spec"]["template"]["spec"]
+    assert {"name": "artifacts", "secret": {"secretName": "bucket-key"}} in deployment["volumes"]
+    without = environment_of(container(render({}), "ledger"))
+    assert "GRISTMILL_LEDGER_ARTIFACTS_URL" not in without
+    assert "GRISTMILL_LEDGER_ARTIFACTS_DIR" in without

@@ -26,7 +26,7 @@ from gristmill_contracts.http import (
     RegisterSession,
 )
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
-from gristmill_ledger.artifacts import ArtifactStore, check_key
+from gristmill_ledger.artifacts import LocalArtifactStore, check_key
 from gristmill_testing.ledger import START_US, LedgerClient, running_ledger
 
 KEY = bytes(range(32))
@@ -360,7 +360,7 @@ def test_what_dead_processes_left_is_removed_at_the_start(tmp_path: Path) -> Non
     for path in (old, young):
         path.write_bytes(b"x")
     os.utime(old, (time.time() - 2 * 86_400,) * 2)
-    ArtifactStore(root=tmp_path, free_bytes_min=0).open()
+    LocalArtifactStore(root=tmp_path, free_bytes_min=0).open()
     assert leftovers(tmp_path) == [".upload-young"]
 
 
@@ -431,12 +431,12 @@ class TestInACluster:
 
 
 def test_a_folder_in_the_way_of_a_finished_upload_is_a_conflict(tmp_path: Path) -> None:
-    store = ArtifactStore(root=tmp_path, free_bytes_min=0)
+    store = LocalArtifactStore(root=tmp_path, free_bytes_min=0)
     store.open()
-    upload = store.begin("acme", "b/f")
+    upload = store.begin("acme", "b/f", sha256(b"x"))
     upload.write(b"x")
     store.make_folder("acme", "b/f/")
     with pytest.raises(ConflictError):
-        upload.finish(sha256(b"x"))
+        upload.finish()
     upload.abandon()
     assert leftovers(tmp_path) == []

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import BinaryIO, Final
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
@@ -24,7 +24,8 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import SHA256_HEADER, Empty
 from gristmill_ledger import checks
-from gristmill_ledger.artifacts import ArtifactStore, check_key
+from gristmill_ledger.artifact_port import ArtifactFile, ArtifactStore
+from gristmill_ledger.artifacts import check_key
 from gristmill_ledger.auth import Caller, caller_of
 from gristmill_ledger.checkpoints import holds_path
 from gristmill_ledger.ledger import Ledger
@@ -67,7 +68,7 @@ async def put(request: Request, tenant: str, path: str) -> Response:
 async def _receive(
     request: Request, store: ArtifactStore, tenant: str, path: str, sha256: str
 ) -> None:
-    upload = await asyncio.to_thread(store.begin, tenant, path)
+    upload = await asyncio.to_thread(store.begin, tenant, path, sha256)
     try:
         waiting = bytearray()
         async for part in request.stream():
@@ -76,7 +77,7 @@ async def _receive(
                 await asyncio.to_thread(upload.write, bytes(waiting))
                 waiting.clear()
         await asyncio.to_thread(upload.write, bytes(waiting))
-        await asyncio.to_thread(upload.finish, sha256)
+        await asyncio.to_thread(upload.finish)
     except ClientDisconnect as error:
         raise UnavailableError(f"the upload of {path!r} broke off; send it again") from error
     finally:
@@ -159,7 +160,7 @@ async def _store(request: Request, tenant: str) -> ArtifactStore:
             )
     if ledger.artifacts is None:
         raise NotFoundError(
-            "this ledger keeps no artifacts; set GRISTMILL_LEDGER_ARTIFACTS_DIR to a folder"
+            "this ledger keeps no artifacts; set GRISTMILL_LEDGER_ARTIFACTS_DIR or GRISTMILL_LEDGER_ARTIFACTS_URL"
         )
     return ledger.artifacts
 
@@ -200,7 +201,7 @@ def _range(text: str | None, info: ArtifactInfo) -> tuple[int, int] | None:
     return (int(first), end) if int(first) < info.size_bytes else (1, 0)
 
 
-async def _content(file: BinaryIO, first: int, size: int) -> AsyncIterator[bytes]:
+async def _content(file: ArtifactFile, first: int, size: int) -> AsyncIterator[bytes]:
     try:
         await asyncio.to_thread(file.seek, first)
         while size > 0:
