@@ -1,0 +1,1 @@
+"""Budgets: what may be spent, what is held of it, and what was spent."""
