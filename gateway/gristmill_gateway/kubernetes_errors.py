@@ -19,6 +19,8 @@ from gristmill_gateway.wire_errors import LimitExceededError
 
 TEXT_CHARS_MAX: Final = 2048
 _QUOTA_WORDS: Final = ("exceeded quota", "failed quota", "insufficient quota")
+_QUOTA_UNKNOWN: Final = "status unknown for quota"
+"""A quota that its controller has not counted yet refuses all that it bounds, for seconds."""
 
 
 class GoneError(GristmillError):
@@ -68,6 +70,11 @@ def _forbidden(message: str, doing: str) -> GristmillError:
     if any(words in message for words in _QUOTA_WORDS):
         return LimitExceededError(
             f"{message}; delete what is not needed any more, or have the tenant's quota raised"
+        )
+    if _QUOTA_UNKNOWN in message:
+        return UnavailableError(
+            f"the cluster does not count what the tenant's quota bounds yet ({message}); nothing was made; "
+            "try again in half a minute, or wait with: kubectl wait tenant/<name> --for=condition=Ready"
         )
     return ForbiddenError(f"cannot {doing}: {message}")
 

@@ -1,7 +1,7 @@
 """What the API server refuses, as errors of ours. Messages keep what the server said."""
 
 import json
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from gristmill_contracts.errors import (
     ConflictError,
@@ -20,7 +20,7 @@ class AlreadyExistsError(ConflictError):
 
 
 class QuotaError(OverloadedError):
-    """A ResourceQuota is full, or was changed by others while this was counted. May succeed later."""
+    """A ResourceQuota is full, is not counted yet, or was changed by others meanwhile. May succeed later."""
 
     exceeded: ClassVar[bool] = False
 
@@ -51,8 +51,9 @@ def problem_of(what: str, status: int, body: bytes, retry_after: str | None) -> 
     """The error that an answer with a failing status means. `what`: as in "create pods a/b"."""
     reason, said = _read_status(body)
     message = f"the API server refused to {what}: {said or f'status {status}'}"
-    if status == 403 and "exceeded quota" in said:
-        return QuotaExceededError(message)
+    quota = next((error for words, error in _OF_QUOTAS if words in said), None)
+    if status == 403 and quota is not None:
+        return quota(message)
     if status == 409:
         return _conflict(message, reason, said)
     if status == 429 or (status == 503 and retry_after):
@@ -74,6 +75,11 @@ def _conflict(message: str, reason: str, said: str) -> GristmillError:
     return ConflictError(message)
 
 
+_OF_QUOTAS: Final = (
+    ("exceeded quota", QuotaExceededError),
+    # Its controller has not counted the bounds yet: nothing is wrong with what was asked.
+    ("status unknown for quota", QuotaError),
+)
 _BY_STATUS: dict[int, type[GristmillError]] = {
     401: UnauthenticatedError,
     403: ForbiddenError,

@@ -31,6 +31,15 @@ def network_condition(tenant: Tenant, options: NetworkOptions, refused: str) -> 
     return condition(conditions.NETWORK_READY, True, "PoliciesSet")
 
 
+def quota_condition(refused: str, uncounted: str) -> Condition:
+    """refused: the API's words, if it took no quota. uncounted: why what it bounds is refused still."""
+    if refused:
+        return condition(conditions.QUOTA_READY, False, "Refused", refused)
+    if uncounted:
+        return condition(conditions.QUOTA_READY, False, "NotCounted", uncounted)
+    return condition(conditions.QUOTA_READY, True, "Set")
+
+
 def budget_condition(tenant: Tenant) -> Condition:
     budget = tenant.spec.budget
     if budget is None:

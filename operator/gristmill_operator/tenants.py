@@ -31,11 +31,20 @@ from gristmill_operator.children.namespace import (
     tenant_namespace,
 )
 from gristmill_operator.children.options import ChildOptions, child_options
+from gristmill_operator.children.quota import resource_quota
 from gristmill_operator.codec import status_patch, tenant_from
 from gristmill_operator.drift import differs
-from gristmill_operator.kinds import CLAIMS, NAMESPACES, SECRETS, SESSIONS, TENANTS, Kind
+from gristmill_operator.kinds import (
+    CLAIMS,
+    NAMESPACES,
+    SECRETS,
+    SESSIONS,
+    TENANTS,
+    Kind,
+)
 from gristmill_operator.parsed import Parsed
 from gristmill_operator.problems import AlreadyExistsError
+from gristmill_operator.quota_count import COUNTED, keep_counted
 from gristmill_operator.seams import Cache, Cluster, Json, Recorder
 from gristmill_operator.settings import OperatorSettings
 from gristmill_operator.tenant_children import (
@@ -49,7 +58,12 @@ from gristmill_operator.tenant_children import (
     quota_children,
     revoked_secrets,
 )
-from gristmill_operator.tenant_status import budget_condition, network_condition, ready_condition
+from gristmill_operator.tenant_status import (
+    budget_condition,
+    network_condition,
+    quota_condition,
+    ready_condition,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +187,10 @@ class TenantReconciler:
         sessions = self._parsed.sessions(namespace_name(tenant))
         network = await self._refusal(tenant, network_children(tenant, sessions, self._options))
         quota = await self._refusal(tenant, quota_children(tenant))
+        count = COUNTED
+        if not quota and resource_quota(tenant) is not None:
+            count = await keep_counted(self.cluster, namespace_name(tenant), self.clock())
+        again_s += [] if count.again_s is None else [count.again_s]
         keys = await self._keys(tenant)
         if network or quota or keys:
             again_s.append(RIGHTS_AGAIN_S if claim.verdict == "New" else REFUSED_AGAIN_S)
@@ -186,7 +204,7 @@ class TenantReconciler:
         notes = [
             *ready,
             network_condition(tenant, self._options.network, network),
-            condition(conditions.QUOTA_READY, not quota, "Refused" if quota else "Set", quota),
+            quota_condition(quota, count.message),
             budget_condition(tenant),
         ]
         return Outcome(

@@ -167,6 +167,7 @@ NOTES: list[tuple[dict[str, Any], list[str]]] = [
         [
             "kubectl -n gristmill-system wait --for=condition=Available deployment",
             "kubectl apply -f tenant.yaml",
+            "kubectl wait tenant/research --for=condition=Ready",
             "kubectl apply -n gm-research -f session.yaml",
             "registry.example.com/gristmill-worker:1.2.3",
             "port-forward service/gristmill-gateway 8450:8450",

@@ -254,27 +254,9 @@ def test_a_create_that_is_sent_again_is_the_same_create(world: GatewayCluster) -
     assert refused(world.create, tenant, "run-1")[0] == "ResourceInUse"
 
 
-@pytest.mark.skip(
-    reason="on a young cluster the quota controller does not count our kind for minutes; to be mended"
-)
 def test_a_full_quota_is_told_as_a_limit_and_nothing_is_made(world: GatewayCluster) -> None:
     tenant = world.add_tenant()
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "gristmill", "namespace": f"gm-{tenant}"},
-        "spec": {"hard": {"count/trainingsessions.gristmill.dev": "1"}},
-    }
-    world.cluster.apply(quota)
-    eventually(
-        "the quota counts",
-        lambda: bool(
-            world.cluster.get("resourcequota", "gristmill", f"gm-{tenant}")
-            .get("status", {})
-            .get("used")
-        ),
-        150,  # the quota controller looks for new kinds now and then
-    )
+    world.bound_sessions(tenant, 1)
     world.create(tenant, "run-1")
     code, message = refused(world.create, tenant, "run-2")
     assert code == "ResourceLimitExceeded"
@@ -283,16 +265,40 @@ def test_a_full_quota_is_told_as_a_limit_and_nothing_is_made(world: GatewayClust
     assert world.cluster.find("trainingsession", "run-2", f"gm-{tenant}") is None
 
 
+def test_a_quota_that_the_cluster_cannot_count_is_told_as_a_moment_of_waiting(
+    world: GatewayCluster,
+) -> None:
+    """As on a young cluster: what the quota bounds has no count yet."""
+    tenant = world.add_tenant()
+    world.bound_sessions(tenant, 60)
+    world.cluster.freeze("kube-controller-manager")
+    try:
+        world.cluster.kubectl(
+            "patch", "resourcequota", "gristmill", f"--namespace=gm-{tenant}", "--subresource=status",
+            "--type=merge", '--patch={"status":{"used":null}}',
+        )  # fmt: skip
+
+        def answer() -> tuple[str, str]:
+            try:
+                world.create(tenant, "run-1")
+            except ClientError as error:
+                return error.response["Error"]["Code"], error.response["Error"]["Message"]
+            world.cluster.delete("trainingsession", "run-1", f"gm-{tenant}", wait=True)
+            return "", ""
+
+        found = eventually("it is refused", lambda: answer() if answer()[0] else None, 20)
+        assert found[0] == "ServiceUnavailable"
+        assert "status unknown for quota" in found[1]
+        assert "kubectl wait tenant/" in found[1]
+        assert world.cluster.find("trainingsession", "run-1", f"gm-{tenant}") is None
+    finally:
+        world.cluster.thaw("kube-controller-manager")
+
+
 def test_fifty_creates_at_once_under_a_quota_all_succeed(world: GatewayCluster) -> None:
     """G28: the quota's own conflict is no failure of the session."""
     tenant = world.add_tenant()
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "gristmill", "namespace": f"gm-{tenant}"},
-        "spec": {"hard": {"count/trainingsessions.gristmill.dev": "60"}},
-    }
-    world.cluster.apply(quota)
+    world.bound_sessions(tenant, 60)
     client = world.client(tenant, max_pool_connections=50)
     with ThreadPoolExecutor(50) as pool:
         made = list(

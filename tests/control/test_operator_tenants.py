@@ -1,6 +1,8 @@
 """Tenants on a real API server, with the rights of the shipped ServiceAccount."""
 
+import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -9,12 +11,16 @@ import pytest
 from gristmill_contracts import labels
 from gristmill_contracts.errors import UnavailableError
 from gristmill_contracts.secrets import access_key_id, access_key_secret
+from gristmill_contracts.units import now_us
 from gristmill_operator.children.namespace import HAND_OVER
 from gristmill_sessions.observed import Adopt, Release
 from gristmill_testing.cluster import WRITES, Cluster, eventually
 from gristmill_testing.cluster_objects import CLUSTER_KEY
 from gristmill_testing.operator_bench import Bench, operator_bench
 from gristmill_testing.operator_world import ACCOUNT, install_chart, session, tenant
+
+COUNTED_S = 120
+"""The cluster looks for new kinds every 30 s, and the operator asks it to count as often."""
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +50,54 @@ def condition(cluster: Cluster, name: str, type_: str) -> dict[str, Any]:
 
 
 async def settle(bench: Bench, name: str) -> None:
-    """Until a tenant is Ready: the right to write in a new namespace takes a moment to be known."""
-    for _ in range(50):
-        await bench.tenant(name)
+    """Until a tenant is Ready: the right to write in a new namespace takes a moment to be known.
+
+    And on a young cluster it takes up to half a minute until sessions can be counted.
+    """
+    deadline = time.monotonic() + COUNTED_S
+    while time.monotonic() < deadline:
+        bench.now_us = now_us()
+        again_s = await bench.tenant(name)
         if condition(bench.cluster, name, "Ready").get("status") == "True":
             return
+        await asyncio.sleep(min(1.0, again_s or 0.1))
     raise AssertionError(bench.cluster.get("tenant", name).get("status"))
+
+
+async def test_a_tenant_is_ready_once_its_quota_counts_and_then_it_counts(
+    bench: Bench, name: str
+) -> None:
+    """First here: where the definitions are seconds old, the cluster must be asked to count anew."""
+    cluster, namespace = bench.cluster, f"gm-{name}"
+    cluster.apply(tenant(name, quota={"maxSessions": 1}))
+    await settle(bench, name)
+    cluster.apply(session("first", namespace))
+    refused = cluster.try_apply(session("second", namespace))
+    assert "exceeded quota: gristmill" in refused.err
+    assert "count/trainingsessions.gristmill.dev=1" in refused.err
+    quota = cluster.get("resourcequota", "gristmill", namespace)
+    assert quota["spec"]["hard"] == {"count/trainingsessions.gristmill.dev": "1"}
+
+
+async def test_a_tenant_whose_quota_nobody_counts_is_not_ready_and_says_why(
+    bench: Bench, name: str
+) -> None:
+    cluster = bench.cluster
+    cluster.freeze("kube-controller-manager")
+    try:
+        cluster.apply(tenant(name, quota={"pods": 9}))
+        for _ in range(10):
+            again_s = await bench.tenant(name)
+            await asyncio.sleep(0.2)
+        assert again_s is not None
+        for type_ in ("QuotaReady", "Ready"):
+            found = condition(cluster, name, type_)
+            assert (found["status"], found["reason"]) == ("False", "NotCounted")
+            assert "the cluster does not count pods yet" in found["message"]
+            assert "kube-controller-manager" in found["message"]
+    finally:
+        cluster.thaw("kube-controller-manager")
+    await settle(bench, name)
 
 
 async def test_a_tenant_gets_a_namespace_that_lets_nothing_through(bench: Bench, name: str) -> None:

@@ -157,6 +157,10 @@ QUOTA = 'trainingsessions "x" is forbidden: exceeded quota: gristmill, requested
             "ServiceUnavailable", 503,
         ),
         (403, status(403, "Forbidden", QUOTA), LimitExceededError, "ResourceLimitExceeded", 400),
+        (
+            403, status(403, "Forbidden", "status unknown for quota: gristmill"), UnavailableError,
+            "ServiceUnavailable", 503,
+        ),
         (403, status(403, "Forbidden", "no"), ForbiddenError, "AccessDeniedException", 400),
         (404, status(404, "NotFound"), NotFoundError, "ResourceNotFound", 400),
         (410, status(410, "Expired"), GoneError, "InternalFailure", 500),
@@ -175,6 +179,15 @@ def test_a_refusal_of_the_api_server_is_one_of_the_wire(
     assert type(found) is error
     told_to_client = control_error(found)
     assert (told_to_client.name, told_to_client.status) == (wire, http)
+
+
+def test_a_quota_that_is_not_counted_yet_says_what_to_do() -> None:
+    told = control_error(
+        api_error(403, status(403, "Forbidden", "status unknown for quota: gristmill"), "create it")
+    )
+    assert told.retryable
+    assert "status unknown for quota: gristmill" in told.message
+    assert "kubectl wait tenant/" in told.message
 
 
 def test_the_api_servers_own_words_reach_the_client() -> None:

@@ -114,6 +114,13 @@ def test_the_resync_is_spread_evenly(count: int) -> None:
             id="quota counted by others",
         ),
         pytest.param(403, "Forbidden", "exceeded quota: q", QuotaExceededError, id="quota full"),
+        pytest.param(
+            403,
+            "Forbidden",
+            "status unknown for quota: q, resources: pods",
+            QuotaError,
+            id="quota not counted",
+        ),
         pytest.param(403, "Forbidden", "user x cannot create", ForbiddenError, id="forbidden"),
         pytest.param(410, "Expired", "too old", GoneError, id="gone"),
         pytest.param(422, "Invalid", "spec.x: bad", InvalidRequestError, id="invalid"),

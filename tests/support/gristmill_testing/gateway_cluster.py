@@ -38,6 +38,8 @@ RUNTIME = "sagemakertrainingsessionruntime"
 API_URL = "https://127.0.0.1:6443"
 IMAGE = "registry.test/gristmill-worker@sha256:" + "a" * 64
 GROUP = "gristmill.dev"
+QUOTA_COUNTED_S = 35
+QUOTA_TRIES = 4
 
 
 def account(name: str, namespace: str) -> Json:
@@ -164,6 +166,36 @@ class GatewayCluster:
             "patch", "tenant", tenant, "--subresource=status", "--type=merge",
             f"--patch={json.dumps(patch)}",
         )  # fmt: skip
+
+    def bound_sessions(self, tenant: str, number: int) -> None:
+        """A quota of `number` sessions in the tenant's namespace that counts.
+
+        On a young cluster its controller learns of our kinds within half a minute only, and looks again at a
+        quota that it could not count when that is made anew. The operator has a way of its own.
+        """
+        name, namespace = "gristmill", f"gm-{tenant}"
+        bound = "count/trainingsessions.gristmill.dev"
+        quota = {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"hard": {bound: str(number)}},
+        }
+
+        def counts() -> bool:
+            found = self.cluster.get("resourcequota", name, namespace)
+            return bound in (found.get("status", {}).get("used") or {})
+
+        for _ in range(QUOTA_TRIES - 1):
+            self.cluster.apply(quota)
+            try:
+                eventually("the quota counts", counts, QUOTA_COUNTED_S)
+            except AssertionError:
+                self.cluster.delete("resourcequota", name, namespace, wait=True)
+            else:
+                return
+        self.cluster.apply(quota)
+        eventually("the quota counts", counts, QUOTA_COUNTED_S)
 
     def client(self, tenant: str, service: str = "sagemaker", at: int = 0, **config: Any) -> Any:
         """An official client of the gateway number `at`, that tries once. Kept: making one is slow."""
