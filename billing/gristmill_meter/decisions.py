@@ -11,9 +11,14 @@ from typing import Final, Literal
 import msgspec
 
 from gristmill_contracts import limits
+from gristmill_contracts.admission import (
+    check_stream,
+    checked_number,
+    same_operation,
+    same_refusal,
+)
 from gristmill_contracts.errors import (
     ConflictError,
-    InvalidRequestError,
     LogFullError,
     OverloadedError,
 )
@@ -24,22 +29,12 @@ from gristmill_contracts.operations import (
     ForwardBackward,
     Operation,
     Sample,
-    TrainOperation,
-    kind_of,
 )
 from gristmill_meter.records import STATELESS_KINDS, Key, Record, SessionState
 
 TOKEN_RESULT_BYTES_MAX: Final = 32
 """A sampled token in a result: 8 bytes of id, 4 of logprob, and its text."""
 TOPK_ENTRY_BYTES: Final = 16
-
-
-class SequenceConflictError(ConflictError):
-    """The number is taken by another request. `last_number` is the highest that was received."""
-
-    def __init__(self, message: str, last_number: int) -> None:
-        super().__init__(message)
-        self.last_number = last_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +69,15 @@ def on_submit(
     InvalidRequestError: wrong stream or number, a clientToken with another request. ConflictError: the
     number is another request's, or the session failed. OverloadedError, LogFullError: bounds.
     """
-    _check_stream(submit)
-    known = _same_operation(state, submit, started)
+    book = LogBook(state=state, started=started)
+    check_stream(submit)
+    known = same_operation(book, submit)
     if known is not None:
         return Duplicate(record=known)
     _check_open(state)
     number = state.log_number + 1
     if submit.stream == "train":
-        number = _checked_number(state, submit.number)
+        number = checked_number(book, submit.number)
     room_bytes = result_room_bytes(submit.operation, room.context_length)
     _check_bounds(state, submit)
     if room.free_bytes - state.room_bytes - room_bytes < room.free_bytes_min:
@@ -94,52 +90,39 @@ def on_submit(
 
 def on_refuse(state: SessionState, refuse: Refuse) -> Accept | Duplicate:
     """Close a number, or find it closed. Raises ConflictError where it is an operation's."""
-    record = state.records.get(("train", refuse.number))
-    if record is not None and record.state == "Refused":
-        return Duplicate(record=record)
+    book = LogBook(state=state, started=())
+    record = same_refusal(book, refuse)
     if record is not None:
-        raise _taken(state, refuse.number)
+        return Duplicate(record=record)
     _check_open(state)
-    return Accept(number=_checked_number(state, refuse.number), room_bytes=0)
+    return Accept(number=checked_number(book, refuse.number), room_bytes=0)
 
 
-def _check_stream(submit: Submit) -> None:
-    expected = "train" if isinstance(submit.operation, TrainOperation) else "log"
-    if submit.stream != expected:
-        raise InvalidRequestError(
-            f"{kind_of(submit.operation)} belongs to stream {expected!r}, not {submit.stream!r}"
-        )
-    if (submit.number is None) != (submit.stream == "log"):
-        raise InvalidRequestError(
-            f"number is {submit.number}; stream 'train' needs one and stream 'log' numbers itself"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBook:
+    """Implements `admission.Book` over a session's log. started: dispatched to the worker, not ended."""
 
+    state: SessionState
+    started: Collection[Key]
 
-def _same_operation(state: SessionState, submit: Submit, started: Collection[Key]) -> Record | None:
-    """The record that this submit names again, by its clientToken or by its number."""
-    if submit.client_token is not None and submit.client_token in state.tokens:
-        record = state.records[state.tokens[submit.client_token]]
-        same_number = submit.number is None or submit.number == record.number
-        if record.state != "Refused":
-            if record.body_hash == submit.body_hash and same_number:
-                return record
-            raise InvalidRequestError(
-                f"clientToken {submit.client_token!r} was used for operation {record.number} with other "
-                "parameters; use a new token for a new request"
-            )
-    if submit.number is None:
-        return None
-    by_number = state.records.get(("train", submit.number))
-    if by_number is None:
-        return None
-    if by_number.state != "Refused":
-        if by_number.body_hash == submit.body_hash:
-            return by_number
-        raise _taken(state, submit.number)
-    later = (r for r in _train_behind(state, submit.number) if _has_started(r, started))
-    if next(later, None) is not None:
-        raise _taken(state, submit.number)
-    return None
+    @property
+    def next_number(self) -> int:
+        return self.state.next_number
+
+    @property
+    def last_received_number(self) -> int:
+        return self.state.last_received_number
+
+    def by_token(self, client_token: str) -> Record | None:
+        key = self.state.tokens.get(client_token)
+        return None if key is None else self.state.records[key]
+
+    def by_number(self, number: int) -> Record | None:
+        return self.state.records.get(("train", number))
+
+    def started_behind(self, number: int) -> bool:
+        behind = _train_behind(self.state, number)
+        return any(_has_started(record, self.started) for record in behind)
 
 
 def _train_behind(state: SessionState, number: int) -> list[Record]:
@@ -152,34 +135,11 @@ def _has_started(record: Record, started: Collection[Key]) -> bool:
     return record.index > 0 or record.started_us > 0 or record.key in started
 
 
-def _taken(state: SessionState, number: int) -> SequenceConflictError:
-    last = state.last_received_number
-    return SequenceConflictError(
-        f"sequence number {number} was already used for another request; the last received number is "
-        f"{last}, continue with {state.next_number}",
-        last,
-    )
-
-
 def _check_open(state: SessionState) -> None:
     if state.closed:
         raise ConflictError(f"session {state.uid} is closed; create a new one")
     if state.failure is not None:
         raise ConflictError(f"session {state.uid} has failed: {state.failure.message}")
-
-
-def _checked_number(state: SessionState, number: int | None) -> int:
-    if number is None or not 1 <= number <= limits.SEQUENCE_NUMBER_MAX:
-        raise InvalidRequestError(
-            f"sequence number {number} is outside 1..{limits.SEQUENCE_NUMBER_MAX}; numbers start at 1"
-        )
-    if number > state.next_number + limits.SEQUENCE_AHEAD_MAX:
-        raise SequenceConflictError(
-            f"sequence number {number} is more than {limits.SEQUENCE_AHEAD_MAX} above {state.next_number}, "
-            f"the next expected one; the last received number is {state.last_received_number}",
-            state.last_received_number,
-        )
-    return number
 
 
 def _check_bounds(state: SessionState, submit: Submit) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gristmill_contracts import limits
 from gristmill_contracts import operations as ops
+from gristmill_contracts.admission import SequenceConflictError
 from gristmill_contracts.errors import (
     ConflictError,
     GristmillError,
@@ -22,7 +23,6 @@ from gristmill_meter import frames
 from gristmill_meter.decisions import (
     Accept,
     Duplicate,
-    SequenceConflictError,
     gap_overdue,
     next_train,
     resolve_adapter,
