@@ -118,6 +118,8 @@ HELD_SUBMITS_PER_SESSION_MAX: Final = 64
 FRAME_BYTES_MAX: Final = 1 * 2**20
 INLINE_PAYLOAD_BYTES_MAX: Final = 16 * 2**10
 """Larger payloads and results live in blob files beside the log."""
+SEGMENT_BYTES: Final = 16 * 2**20
+"""Frames after which a checkpoint begins another segment, so that older ones can be deleted."""
 SEGMENT_BYTES_MAX: Final = 64 * 2**20
 INLINE_RESULTS_BYTES_MAX: Final = 32 * 2**20
 """Small results of one session that stay in memory; older ones are read from the log again."""
@@ -154,6 +156,12 @@ EVENT_AGE_S_MAX: Final = 35 * 86_400
 EVENT_AHEAD_S_MAX: Final = 300
 """An event that began earlier or later than this against the ledger's clock is kept, quarantined."""
 PRICES_PER_BOOK_MAX: Final = 10_000
+RATING_TENANTS_MAX: Final = 100
+"""Tenants whose usage one transaction rates."""
+RATING_ROWS_MAX: Final = 5_000
+"""Usage rows that one transaction rates where nobody waits for the database."""
+RATING_ROWS_BUSY_MAX: Final = 250
+"""The same where others wait: rating must not hold them up."""
 GAPS_SHOWN_MAX: Final = 100
 """Recorded gaps in one answer about usage; their number is told in any case."""
 

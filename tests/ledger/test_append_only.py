@@ -13,8 +13,15 @@ from gristmill_ledger.checkpoints import delete_checkpoint, register_checkpoint
 from gristmill_ledger.database import Database
 from gristmill_ledger.gaps import record_gap
 from gristmill_ledger.registry import put_tenant
+from gristmill_ledger.rerating import Rerate, begin_run
 from gristmill_testing.ledger import START_US, make_event
-from gristmill_testing.ledger_store import name_session, post, register, stored_rows
+from gristmill_testing.ledger_store import (
+    name_session,
+    post,
+    rate_all,
+    register,
+    stored_rows,
+)  # fmt: skip
 
 
 def fill(database: Database) -> None:
@@ -42,6 +49,8 @@ def fill(database: Database) -> None:
     database.write_now(lambda c: register_checkpoint(c, checkpoint))
     database.write_now(lambda c: delete_checkpoint(c, "acme", "g", 1))
     database.write_now(lambda c: put_tenant(c, "acme"))
+    rate_all(database)
+    database.write_now(lambda c: begin_run(c, Rerate(reason="test"), now_us=START_US))
 
 
 def statements(table: str) -> list[str]:

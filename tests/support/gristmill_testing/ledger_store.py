@@ -9,8 +9,10 @@ from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.usage import UsageEvent
 from gristmill_ledger import schema
 from gristmill_ledger.database import Database
-from gristmill_ledger.events import Stored, check_batch, store_batch
+from gristmill_ledger.decisions import check_batch
+from gristmill_ledger.events import Stored, store_batch
 from gristmill_ledger.producers import Registered, register_producer
+from gristmill_ledger.rating import rate_behind
 from gristmill_ledger.registry import register_session
 from gristmill_ledger.usage import usage_page
 from gristmill_ledger.usage_query import parse_usage_query
@@ -92,3 +94,15 @@ def usage(database: Database, book: str = "default", **parameters: str | int) ->
     """The answer of GET /v1/usage."""
     query = parse_usage_query([(name, str(value)) for name, value in parameters.items()])
     return database.read_now(lambda connection: usage_page(connection, query, book))
+
+
+def rate_all(database: Database, book: str = "default", *, rows_max: int = 1000) -> int:
+    """Rate everything that is stored, as the follower does; returns how many rows that were."""
+    total = 0
+    while True:
+        done = database.write_now(
+            lambda c: rate_behind(c, book=book, now_us=NOW_US, rows_max=rows_max)
+        )
+        total += done.rows
+        if not done.more:
+            return total

@@ -1,0 +1,166 @@
+"""Rates usage rows once they are stored, and brings them into the rollups, in one transaction.
+
+A tenant's rows are numbered without a gap in the order of their commits. So what is above the cursor is
+exactly what is not rated yet: late, repeated and reordered deliveries, restarts and several processes
+change nothing about it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, bindparam, func, select
+
+from gristmill_contracts import limits
+from gristmill_contracts.usage import TOKEN_TYPES, Counts
+from gristmill_ledger import schema
+from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.rates import UNRATED, Rate, Rates, load_rates
+from gristmill_ledger.registry import session_books
+from gristmill_ledger.rollups import Rollups, bring_in
+from gristmill_ledger.schema import rating as tables
+
+FIRST_RUN: Final = 0
+_EVENT: Final = schema.usage_event.c
+COLUMNS: Final = (
+    _EVENT.seq, _EVENT.kind, _EVENT.session, _EVENT.project, _EVENT.key, _EVENT.model,
+    _EVENT.operation, _EVENT.op_start_us, _EVENT.quarantined,
+    *(_EVENT[name] for name in TOKEN_TYPES),
+)  # fmt: skip
+_ROWS: Final = (
+    select(*COLUMNS)
+    .where(
+        _EVENT.tenant == bindparam("key"),
+        _EVENT.seq > bindparam("after"),
+        _EVENT.seq <= bindparam("through"),
+    )
+    .order_by(_EVENT.seq)
+)
+_BEHIND: Final = (
+    select(schema.tenant_head.c.tenant)
+    .outerjoin(tables.rating_cursor, tables.rating_cursor.c.tenant == schema.tenant_head.c.tenant)
+    .where(schema.tenant_head.c.seq > func.coalesce(tables.rating_cursor.c.seq, 0))
+    .order_by(schema.tenant_head.c.tenant)
+    .limit(limits.RATING_TENANTS_MAX)
+)
+_CURSOR: Final = (
+    select(tables.rating_cursor.c.seq)
+    .where(tables.rating_cursor.c.tenant == bindparam("key"))
+    .with_for_update()
+)
+_HEAD: Final = select(schema.tenant_head.c.seq).where(
+    schema.tenant_head.c.tenant == bindparam("key")
+)
+_MOVE: Final = (
+    tables.rating_cursor.update()
+    .where(tables.rating_cursor.c.tenant == bindparam("key"))
+    .values(seq=bindparam("value"))
+)
+EventRow = Row[Any]  # Any: COLUMNS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a step did. `rows`: how many were rated; `unpriced`: how many of them have no amount, though
+    their usage is known."""
+
+    rows: int
+    unpriced: int
+    more: bool
+
+
+def is_billed(kind: str) -> bool:
+    """An attempt ran, but its result can never be released."""
+    return kind != "attempt"
+
+
+def counts_of(row: Any) -> Counts | None:  # Any: a row with the token columns
+    """None where the usage is unknown."""
+    if row.prefill is None:
+        return None
+    return Counts(**{name: getattr(row, name) for name in TOKEN_TYPES})
+
+
+def rate_behind(connection: Connection, *, book: str, now_us: int, rows_max: int) -> Progress:
+    """Rate what is stored and not rated yet, of a few tenants and at most `rows_max` rows.
+
+    book: prices sessions without a book of their own.
+    """
+    tenants = connection.execute(_BEHIND).scalars().all()
+    rates = load_rates(connection) if tenants else None
+    done = unpriced = 0
+    more = len(tenants) == limits.RATING_TENANTS_MAX
+    for tenant in tenants:
+        if rates is None or done >= rows_max:
+            more = True
+            break
+        rows, head = _take(connection, tenant, rows_max - done)
+        if rows:
+            unpriced += _rate(connection, rates, tenant, rows, (book, now_us))
+            more |= rows[-1].seq < head
+        done += len(rows)
+    return Progress(rows=done, unpriced=unpriced, more=more)
+
+
+def _take(connection: Connection, tenant: str, rows_max: int) -> tuple[Sequence[EventRow], int]:
+    """The next rows of a tenant, which nobody else rates meanwhile, and its head."""
+    after = lock_cursor(connection, tenant)
+    head = connection.execute(_HEAD, {"key": tenant}).scalar_one()
+    through = min(head, after + rows_max)
+    return connection.execute(
+        _ROWS, {"key": tenant, "after": after, "through": through}
+    ).all(), head
+
+
+def lock_cursor(connection: Connection, tenant: str) -> int:
+    """Up to which row the tenant is rated; nobody else moves it until the transaction ends."""
+    seq: int | None = connection.execute(_CURSOR, {"key": tenant}).scalar_one_or_none()
+    if seq is None:
+        insert_or_skip(connection, tables.rating_cursor, tenant=tenant, seq=0)
+        seq = connection.execute(_CURSOR, {"key": tenant}).scalar_one()
+    return seq
+
+
+def _rate(
+    connection: Connection,
+    rates: Rates,
+    tenant: str,
+    rows: Sequence[EventRow],
+    by: tuple[str, int],
+) -> int:
+    default_book, now_us = by
+    books = session_books(connection, {row.session for row in rows})
+    rollups = Rollups(tenant=tenant)
+    rated = []
+    unpriced = 0
+    for row in rows:
+        if not is_billed(row.kind):
+            rollups.add(row, UNRATED)
+            continue
+        place = (books.get(row.session, default_book), row.model, row.op_start_us)
+        rate = rates.identify(*place)
+        counts = counts_of(row)
+        amount = rates.known[rate].amount(counts)
+        unpriced += counts is not None and amount is None
+        rollups.add(row, rate)
+        rated.append(_rated(tenant, row.seq, rate, amount) | {"run": FIRST_RUN, "rated_us": now_us})
+    if rated:
+        connection.execute(tables.rated_usage.insert(), rated)
+    bring_in(connection, rollups)
+    connection.execute(_MOVE, {"key": tenant, "value": rows[-1].seq})
+    return unpriced
+
+
+def _rated(tenant: str, seq: int, rate: int, amount: int | None) -> dict[str, Any]:
+    return {"tenant": tenant, "seq": seq, "rate": rate, "amount_pico": amount}
+
+
+def difference(old: Rate, new: Rate, counts: Counts | None) -> int | None:
+    """What a re-rating adds, in pico-units; None where the new amount is not known.
+
+    Raises ValueError where the two are in different currencies: there is no difference then.
+    """
+    before, after = old.amount(counts), new.amount(counts)
+    if before is not None and after is not None and old.currency != new.currency:
+        raise ValueError(f"{old.currency} and {new.currency} have no difference")
+    return None if after is None else after - (before or 0)

@@ -1,0 +1,212 @@
+"""Rates usage again after prices were added or corrected: difference rows, and a run that says why.
+
+Nothing is changed that is written: a run adds, for each row whose prices are others now, the difference.
+Only hours that hold such a row are read. A run that broke off is finished by asking again: what it has
+done already has no difference left.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import InvalidRequestError
+from gristmill_ledger import checks, schema
+from gristmill_ledger.counters import lock_counter, set_counter
+from gristmill_ledger.rates import UNRATED, Rates, load_rates
+from gristmill_ledger.rating import COLUMNS, counts_of, difference, lock_cursor
+from gristmill_ledger.registry import session_books
+from gristmill_ledger.rollups import HOUR_US, Rollups, bring_in
+from gristmill_ledger.schema import rating as tables
+
+_HOUR: Final = tables.usage_rollup_hourly.c
+_EVENT: Final = schema.usage_event.c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerate:
+    """What to rate again: "" = every tenant, every book. Times are of the operation's start."""
+
+    tenant: str = ""
+    book: str = ""
+    since_us: int = -limits.QUANTITY_MAX
+    until_us: int = limits.QUANTITY_MAX
+    reason: str = ""
+    written_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An hour of a tenant in which a row may have other prices now."""
+
+    tenant: str
+    hour_us: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a run did, or would do. Amounts are by currency, in pico-units."""
+
+    rows: int = 0
+    hours: int = 0
+    unpriced: int = 0
+    """Rows whose amount is not known afterwards: a token has no price, or the usage is unknown."""
+    other_currency: int = 0
+    """Rows left as they are, for a difference cannot be told in two currencies."""
+    difference_pico: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    tenants: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    """(tenant, currency) -> difference."""
+
+
+def check_rerate(request: Rerate) -> None:
+    """Raise InvalidRequestError naming the field that is out of bounds."""
+    checks.text("reason", request.reason)
+    for name in ("tenant", "book"):
+        checks.text(name, getattr(request, name), empty=True)
+    for name in ("since_us", "until_us"):
+        checks.signed(name, getattr(request, name))
+    if request.since_us >= request.until_us:
+        raise InvalidRequestError(
+            f"since {request.since_us} is not before until {request.until_us}; until is exclusive"
+        )
+
+
+def begin_run(connection: Connection, request: Rerate, *, now_us: int) -> int:
+    """Put the decision on record; returns the run's number."""
+    number = lock_counter(connection, "rating_run") + 1
+    set_counter(connection, "rating_run", number)
+    connection.execute(
+        tables.rating_run.insert().values(
+            id=number,
+            tenant=request.tenant,
+            book=request.book,
+            since_us=request.since_us,
+            until_us=request.until_us,
+            reason=request.reason,
+            written_by=request.written_by,
+            started_us=now_us,
+        )
+    )
+    return number
+
+
+def touched(connection: Connection, request: Rerate, default_book: str) -> list[Place]:
+    """The hours that hold a row with other prices than it is rated with, in order."""
+    rates = load_rates(connection)
+    # Grouped in the database: an hour has many rows of one session, model and rate.
+    query = (
+        select(_HOUR.tenant, _HOUR.bucket_us, _HOUR.session, _HOUR.model, _HOUR.rate)
+        .where(*_conditions(request))
+        .distinct()
+    )
+    rows = connection.execute(query).all()
+    books = session_books(connection, {row.session for row in rows})
+    found = {
+        (row.tenant, row.bucket_us)
+        for row in rows
+        if _may_differ(rates, row, books.get(row.session, default_book), request)
+    }
+    return [Place(tenant=tenant, hour_us=hour_us) for tenant, hour_us in sorted(found)]
+
+
+def _conditions(request: Rerate) -> Iterator[ColumnElement[bool]]:
+    yield _HOUR.rate != UNRATED
+    yield _HOUR.bucket_us < request.until_us
+    yield _HOUR.bucket_us > request.since_us - HOUR_US
+    if request.tenant:
+        yield _HOUR.tenant == request.tenant
+
+
+def _may_differ(rates: Rates, row: Any, book: str, request: Rerate) -> bool:
+    if request.book and book != request.book:
+        return False
+    moments = rates.epochs_within(book, row.bucket_us, row.bucket_us + HOUR_US)
+    known = rates.known[row.rate]
+    return any(rates.at(book, row.model, moment) != known for moment in moments)
+
+
+def rerate_place(  # noqa: PLR0917
+    connection: Connection,
+    place: Place,
+    request: Rerate,
+    default_book: str,
+    outcome: Outcome,
+    run: int | None,
+    now_us: int = 0,
+) -> None:
+    """Rate an hour of a tenant again, and add to `outcome`. run None: change nothing."""
+    if run is not None:
+        lock_cursor(connection, place.tenant)
+    rates = load_rates(connection)
+    rows = _rated_rows(connection, place, request)
+    books = session_books(connection, {row.session for row in rows})
+    rollups = Rollups(tenant=place.tenant)
+    added = []
+    outcome.hours += 1
+    for row in rows:
+        book = books.get(row.session, default_book)
+        if request.book and book != request.book:
+            continue
+        old, new = rates.known[row.rate], rates.at(book, row.model, row.op_start_us)
+        if old == new:
+            continue
+        try:
+            amount = difference(old, new, counts_of(row))
+        except ValueError:
+            outcome.other_currency += 1
+            continue
+        outcome.rows += 1
+        if amount is None:
+            outcome.unpriced += 1
+        else:
+            currency = new.currency or ""
+            outcome.difference_pico[currency] += amount
+            outcome.tenants[place.tenant, currency] += amount
+        if run is None:
+            continue
+        rate = rates.identify(book, row.model, row.op_start_us)
+        rollups.add(row, row.rate, sign=-1)
+        rollups.add(row, rate)
+        added.append(
+            {"tenant": place.tenant, "seq": row.seq, "run": run, "rate": rate}
+            | {"amount_pico": amount, "rated_us": now_us}
+        )
+    if added:
+        connection.execute(tables.rated_usage.insert(), added)
+        bring_in(connection, rollups)
+
+
+def _rated_rows(
+    connection: Connection, place: Place, request: Rerate
+) -> list[Any]:  # Any: COLUMNS and rate
+    """The rated rows of an hour, each with the rate that is in force."""
+    rated = tables.rated_usage.c
+    newest = (
+        select(rated.tenant, rated.seq, func.max(rated.run).label("run"))
+        .join(schema.usage_event, (_EVENT.tenant == rated.tenant) & (_EVENT.seq == rated.seq))
+        .where(*_in_hour(place, request))
+        .group_by(rated.tenant, rated.seq)
+        .subquery()
+    )
+    query = (
+        select(*COLUMNS, rated.rate)
+        .join(newest, (newest.c.tenant == _EVENT.tenant) & (newest.c.seq == _EVENT.seq))
+        .join(
+            tables.rated_usage,
+            (rated.tenant == newest.c.tenant)
+            & (rated.seq == newest.c.seq)
+            & (rated.run == newest.c.run),
+        )
+        .where(*_in_hour(place, request))
+        .order_by(_EVENT.seq)
+    )
+    return list(connection.execute(query).all())
+
+
+def _in_hour(place: Place, request: Rerate) -> Iterator[ColumnElement[bool]]:
+    yield _EVENT.tenant == place.tenant
+    yield _EVENT.op_start_us >= max(place.hour_us, request.since_us)
+    yield _EVENT.op_start_us < min(place.hour_us + HOUR_US, request.until_us)

@@ -1,0 +1,141 @@
+"""Sums of usage rows by hour and by month: what they are keyed by, and how a change is brought in.
+
+`Rollups` is pure: rows in, differences out. `bring_in` adds the differences to what is stored.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from sqlalchemy import Connection, Table, case, delete, insert, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gristmill_contracts import limits
+from gristmill_contracts.usage import TOKEN_TYPES
+from gristmill_ledger.schema import rating as tables
+
+HOUR_US: Final = 3600 * 10**6
+DAY_US: Final = 24 * HOUR_US
+LARGE_TOKENS: Final = 2**31
+"""A row with more is summed alone: 2^32 smaller ones fit into 64 bits."""
+_TEXTS: Final = ("session", "project", "key", "model", "operation", "kind")
+KEYS: Final = ("tenant", "bucket_us", *_TEXTS, "odd", "rate", "part")
+MEASURES: Final = (
+    "events", "unknown", *TOKEN_TYPES, *(f"{name}_with" for name in TOKEN_TYPES),
+)  # fmt: skip
+Key = tuple[Any, ...]  # Any: texts and integers, in the order of KEYS
+
+
+class UsageRow(Protocol):
+    """What of a row of usage_event is summed."""
+
+    seq: int
+    session: str
+    project: str
+    key: str
+    model: str
+    operation: str
+    kind: str
+    op_start_us: int
+    quarantined: str | None
+    prefill: int | None
+    cached_prefill: int | None
+    sample: int | None
+    train: int | None
+
+
+def hour_of(time_us: int) -> int:
+    """Start of the UTC hour."""
+    return _bounded(time_us - time_us % HOUR_US)
+
+
+def month_of(time_us: int) -> int:
+    """Start of the UTC month, for any 64-bit time (the calendar runs on both ways)."""
+    days = time_us // DAY_US
+    # In eras of 400 years, which all have as many days, and years that begin on a 1 March.
+    day_of_era = (days + 719_468) % 146_097
+    year = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year + year // 4 - year // 100)
+    month = (5 * day_of_year + 2) // 153
+    first = (153 * month + 2) // 5
+    return _bounded((days - (day_of_year - first)) * DAY_US)
+
+
+def _bounded(time_us: int) -> int:
+    return max(time_us, -limits.QUANTITY_MAX)
+
+
+@dataclass(slots=True, kw_only=True)
+class Rollups:
+    """Differences to be brought in."""
+
+    tenant: str
+    hours: dict[Key, list[int]] = field(default_factory=dict)
+    months: dict[Key, list[int]] = field(default_factory=dict)
+    through: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
+    takes_away: bool = False
+
+    def add(self, row: UsageRow, rate: int, sign: int = 1) -> None:
+        """Count a row under a rate; with sign -1, no longer."""
+        tokens = [getattr(row, name) for name in TOKEN_TYPES]
+        unknown = tokens[0] is None
+        counts = [0] * len(TOKEN_TYPES) if unknown else tokens
+        part = row.seq if any(abs(count) > LARGE_TOKENS for count in counts) else 0
+        texts = (row.project, row.key, row.model, row.operation, row.kind)
+        rest = (*texts, int(row.quarantined is not None), rate, part)
+        values = [1, int(unknown), *counts, *(int(count != 0) for count in counts)]
+        hour = (self.tenant, hour_of(row.op_start_us), row.session, *rest)
+        month = (self.tenant, month_of(row.op_start_us), "", *rest)
+        for sums, key in ((self.hours, hour), (self.months, month)):
+            known = sums.setdefault(key, [0] * len(MEASURES))
+            for index, value in enumerate(values):
+                known[index] += sign * value
+            self.through[key] = max(self.through[key], row.seq)
+        self.takes_away |= sign < 0
+
+
+def bring_in(connection: Connection, rollups: Rollups) -> None:
+    """Add the differences to both tables; what holds no row any more is removed."""
+    sources = (
+        (tables.usage_rollup_hourly, rollups.hours),
+        (tables.usage_rollup_monthly, rollups.months),
+    )
+    for table, sums in sources:
+        # Sorted: two writers that touch the same rows must lock them in one order.
+        rows = [
+            dict(zip(KEYS, key, strict=True))
+            | dict(zip(MEASURES, values, strict=True))
+            | {"through_seq": rollups.through[key]}
+            for key, values in sorted(sums.items())
+            if any(values)
+        ]
+        if rollups.takes_away:
+            _change(connection, table, rows)
+        elif rows:
+            connection.execute(_upsert(connection, table), rows)
+
+
+def _upsert(connection: Connection, table: Table) -> Any:  # Any: an insert of either dialect
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    added = dialect.insert(table)
+    changes: dict[str, Any] = {  # Any: SQL expressions
+        name: table.c[name] + added.excluded[name] for name in MEASURES
+    }
+    told, known = added.excluded.through_seq, table.c.through_seq
+    changes["through_seq"] = case((told > known, told), else_=known)
+    return added.on_conflict_do_update(index_elements=list(KEYS), set_=changes)
+
+
+def _change(connection: Connection, table: Table, rows: Iterable[dict[str, Any]]) -> None:
+    """One row at a time: a difference below zero is no row that could be inserted."""
+    for row in rows:
+        place = [table.c[name] == row[name] for name in KEYS]
+        changes: dict[str, Any] = {name: table.c[name] + row[name] for name in MEASURES}
+        updated = connection.execute(
+            update(table).where(*place).values(**changes).execution_options(preserve_rowcount=True)
+        )
+        if updated.rowcount == 0:
+            connection.execute(insert(table).values(**row))
+        elif row["events"] < 0:
+            connection.execute(delete(table).where(*place, table.c.events == 0))
