@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gristmill_contracts.limits import STATUS_USAGE_EVERY_S, STATUS_WRITES_PER_S
 from gristmill_testing.cluster import WRITES, Cluster, eventually
 from gristmill_testing.operator_watch import Api
 from gristmill_testing.operator_world import (
@@ -33,12 +32,16 @@ from gristmill_testing.operator_world import (
     operator_world,
     session,
 )
+from gristmill_testing.processor import processor_seconds
 from gristmill_testing.waiting_volumes import make_volumes
 
 Json = dict[str, Any]
 SESSIONS = "/apis/gristmill.dev/v1alpha1"
 TENANTS = 10
 WARM_UP = 20
+PHASES = ["burst", "idle", "restart", "singles", "delete"]
+SETTLE_S = 600
+QUIET_S = 15
 
 
 @dataclass(slots=True)
@@ -86,6 +89,13 @@ def spec(name: str, tenant: int) -> tuple[str, str, bytes]:
     )
 
 
+def named(event: Json) -> str:
+    """A request by its verb and what it was about, as `patch trainingsessions/status`."""
+    about = event.get("objectRef") or {}
+    parts = (about.get("resource", ""), about.get("subresource", ""))
+    return f"{event['verb']} {'/'.join(part for part in parts if part)}"
+
+
 def quantile(values: list[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
@@ -110,13 +120,14 @@ class Bench:
         self.rows.append((measure, value, floor, goal))
         sys.stderr.write(f"  {measure}: {value}\n")
 
-    def run(self) -> None:
+    def run(self, phases: list[str]) -> None:
         self.prepare()
-        self.burst()
-        self.idle()
-        self.restart()
-        self.one_by_one()
-        self.delete()
+        steps = {
+            "burst": self.burst, "idle": self.idle, "restart": self.restart,
+            "singles": self.one_by_one, "delete": self.delete,
+        }  # fmt: skip
+        for phase in phases:
+            steps[phase]()
 
     def prepare(self) -> None:
         self.world.start_operator(**self.settings)
@@ -134,13 +145,14 @@ class Bench:
         )  # fmt: skip
 
     def burst(self) -> None:
-        mark, cpu = self.world.cluster.audit_mark(), self.operator.cpu_s
+        mark, cpu = self.world.cluster.audit_mark(), processor_seconds()
         begin = time.monotonic()
         self.api.send([spec(f"burst-{n}", n % TENANTS) for n in range(self.sessions)])
         applied = time.monotonic() - begin
         self.wait("burst-", self.sessions, 1200)
         took = time.monotonic() - begin
-        calls = Counter(event["verb"] for event in self.world.cluster.audit(mark, user=ACCOUNT))
+        cpu = processor_seconds() - cpu
+        calls = Counter(named(event) for event in self.world.cluster.audit(mark, user=ACCOUNT))
         waits = [
             times["running"] - times["made"]
             for name, times in self.moments.seen.items() if name.startswith("burst-")
@@ -156,15 +168,18 @@ class Bench:
             "  seen to Running, p50 / p99",
             f"{statistics.median(waits):.1f} / {quantile(waits, 0.99):.1f} s",
         )
-        verbs = ", ".join(
-            f"{verb} {count / self.sessions:.1f}" for verb, count in sorted(calls.items())
+        writes = sum(count for name, count in calls.items() if name.split()[0] in WRITES)
+        told = ", ".join(
+            f"{name} {count / self.sessions:.1f}" for name, count in calls.most_common(9)
         )
-        writes = sum(calls[verb] for verb in WRITES) / self.sessions
-        self.say("  requests of the operator per session", f"{writes:.1f} writes ({verbs})")
         self.say(
-            "  operator's processor time per session",
-            f"{(self.operator.cpu_s - cpu) / self.sessions * 1e3:.1f} ms",
+            "  requests of the operator per session",
+            f"{writes / self.sessions:.1f} writes ({told})",
         )
+        spent = ", ".join(
+            f"{name} {seconds / self.sessions * 1e3:.1f}" for name, seconds in cpu.most_common(7)
+        )
+        self.say("  processor time per session, ms", spent)
         self.say(
             f"operator's memory at {self.sessions + WARM_UP} sessions",
             f"{self.operator.rss_bytes / 1e6:.0f} MB",
@@ -173,17 +188,26 @@ class Bench:
         )
 
     def idle(self) -> None:
-        # What the burst left to do: usage and cost of each session are told once, ten a second in all.
-        time.sleep(STATUS_USAGE_EVERY_S + self.sessions / STATUS_WRITES_PER_S + 20)
+        # What the burst left to do: Events are posted at a bounded rate, usage and cost are told once.
+        eventually("the operator has nothing left to write", self.is_quiet, SETTLE_S, every=1)
         mark, cpu, begin = self.world.cluster.audit_mark(), self.operator.cpu_s, time.monotonic()
         time.sleep(self.idle_s)
         share = (self.operator.cpu_s - cpu) / (time.monotonic() - begin)
-        writes = [
+        writes = self.writes_since(mark)
+        self.say(f"idle for {self.idle_s:.0f} s: writes but the Lease", str(len(writes)), "0", "0")
+        self.say("  share of a core", f"{100 * share:.2f} %", "", "< 1 %")
+
+    def is_quiet(self) -> bool:
+        mark = self.world.cluster.audit_mark()
+        time.sleep(QUIET_S)
+        return not self.writes_since(mark)
+
+    def writes_since(self, mark: int) -> list[Json]:
+        """The operator's, but those of its Lease."""
+        return [
             event for event in self.world.cluster.audit(mark, user=ACCOUNT, verbs=WRITES)
             if event["objectRef"]["resource"] != "leases"
         ]  # fmt: skip
-        self.say(f"idle for {self.idle_s:.0f} s: writes but the Lease", str(len(writes)), "0", "0")
-        self.say("  share of a core", f"{100 * share:.2f} %", "", "< 1 %")
 
     def restart(self) -> None:
         uids = self.world.pod_uids(namespace="gm-team-0")
@@ -239,6 +263,9 @@ def main() -> None:
     )
     parser.add_argument("--idle-s", type=float, default=60)
     parser.add_argument("--qps", type=int, default=200, help="the operator's requests a second")
+    parser.add_argument(
+        "--phases", nargs="+", choices=PHASES, default=PHASES, help="which to run, in this order"
+    )
     parser.add_argument("--output", choices=["table", "json"], default="table")
     given = parser.parse_args()
     settings = {"qps": str(given.qps), "burst": str(2 * given.qps), "log_level": "WARNING"}
@@ -248,13 +275,15 @@ def main() -> None:
             cluster.control("up", "--level", "control", timeout=300)
             cluster.enter()
             make_volumes(cluster, given.sessions + given.singles + WARM_UP + 10, "bench")
-            with operator_world(cluster, Path(parent), nodes=100, meters=False) as world:
+            with operator_world(
+                cluster, Path(parent), nodes=100, meters=False, direct=True
+            ) as world:
                 api = Api(cluster.folder / "pki")
                 bench = Bench(
                     world, api, Moments(api), given.sessions, given.idle_s, given.singles, settings
                 )
                 try:
-                    bench.run()
+                    bench.run(given.phases)
                 finally:
                     report(bench, given.output)
         finally:

@@ -1,6 +1,5 @@
 """Plain calls and watches with the test cluster's administrator, for benchmarks: no kubectl, no client library."""
 
-import json
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +7,8 @@ from dataclasses import dataclass
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 Json = dict[str, Any]
 CONNECTIONS = 16
@@ -45,7 +46,7 @@ class Api:
         connection = self.connect()
         connection.request("GET", f"{path}{'&' if '?' in path else '?'}watch=true")
         for line in connection.getresponse():
-            yield json.loads(line)
+            yield msgspec.json.decode(line)
 
     def follow(self, path: str, look: Callable[[Json], None]) -> None:
         """Give every object that is added or changed to `look`, for as long as the process lives."""

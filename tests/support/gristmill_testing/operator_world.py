@@ -8,7 +8,6 @@ import base64
 import json
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from gristmill_testing.api_address import api_entry, api_server
 from gristmill_testing.api_proxy import ApiProxy, api_proxy
 from gristmill_testing.cluster import ROOT, Cluster, eventually
 from gristmill_testing.fake_meters import FakeMeters, fake_meters
@@ -87,6 +87,8 @@ class OperatorWorld:
     proxy: ApiProxy
     ledger: Process
     meters: FakeMeters
+    direct: bool = False
+    """Operators speak to the API server itself, not through the proxy: no faults, and no time of ours."""
     operators: list[Process] = field(default_factory=list)
     started: int = 0
 
@@ -137,14 +139,15 @@ class OperatorWorld:
         return holder
 
     def _kubeconfig(self) -> Path:
-        """The shipped account, through the proxy."""
+        """The shipped account, through the proxy unless `direct`."""
         token = self.cluster.kubectl(
             "create", "token", "gristmill-operator", f"--namespace={SYSTEM}", "--duration=4h"
         ).strip()
         path = self.folder / "operator.kubeconfig"
+        target = api_entry(self.cluster) if self.direct else {"server": self.proxy.url}
         text = {
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": self.proxy.url}}],
+            "clusters": [{"name": "c", "cluster": target}],
             "users": [{"name": "u", "user": {"token": token}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         }  # fmt: skip
@@ -316,7 +319,12 @@ def install_chart(cluster: Cluster, *options: str) -> None:
 
 @contextmanager
 def operator_world(
-    cluster: Cluster, folder: Path, *, nodes: int = 3, meters: bool = True
+    cluster: Cluster,
+    folder: Path,
+    *,
+    nodes: int = 3,
+    meters: bool = True,
+    direct: bool = False,
 ) -> Iterator[OperatorWorld]:
     """Chart installed, ledger up, fake nodes ready; no operator yet."""
     install_chart(cluster)
@@ -326,7 +334,7 @@ def operator_world(
     with ExitStack() as stack:
         ledger = start_ledger(folder / "ledger")
         stack.callback(ledger.kill)
-        proxy = stack.enter_context(api_proxy(*_api_server(cluster)))
+        proxy = stack.enter_context(api_proxy(*api_server(cluster)))
         running = stack.enter_context(
             fake_meters(
                 ledger_url=f"http://127.0.0.1:{ledger.port}",
@@ -334,28 +342,19 @@ def operator_world(
                 pods=lambda: (
                     cluster.objects("pods", selector="gristmill.dev/session") if meters else []
                 ),
-                sessions=lambda: cluster.objects("trainingsessions"),
+                sessions=lambda: cluster.objects("trainingsessions") if meters else [],
             )
         )
         world = OperatorWorld(
-            cluster=cluster, folder=folder, proxy=proxy, ledger=ledger, meters=running
+            cluster=cluster,
+            folder=folder,
+            proxy=proxy,
+            ledger=ledger,
+            meters=running,
+            direct=direct,
         )
         stack.callback(world.stop_operators)
         yield world
-
-
-def _api_server(cluster: Cluster) -> tuple[str, ssl.SSLContext]:
-    """Its address, and trust in its certificate."""
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
-    entry = config["clusters"][0]["cluster"]
-    data = entry.get("certificate-authority-data")
-    pem = (
-        base64.b64decode(data).decode()
-        if data
-        else (cluster.kubeconfig.parent / entry["certificate-authority"]).read_text()
-    )
-    server: str = entry["server"]
-    return server, ssl.create_default_context(cadata=pem)
 
 
 def reset(world: OperatorWorld) -> None:
@@ -365,8 +364,7 @@ def reset(world: OperatorWorld) -> None:
     world.meters.mute.clear()
     if not any(each.alive for each in world.operators):
         world.start_operator()
-    for kind in ("trainingsessions",):
-        world.cluster.kubectl("delete", kind, "--all", "--all-namespaces", "--wait=false")
+    world.cluster.kubectl("delete", "trainingsessions", "--all", "--all-namespaces", "--wait=false")
     eventually(
         "all sessions are gone", lambda: not world.cluster.objects("trainingsessions"), RESET_S
     )
