@@ -117,8 +117,11 @@ class ApiServer:
                 if not response.ok:
                     raise api_error(response.status, await response.read(), f"watch {path}")
                 opened()
-                async for line in _lines(response.content):
-                    yield _event(line)
+                try:
+                    async for line in _lines(response.content):
+                        yield _event(line)
+                finally:
+                    _cut(response)
         except _LOST as error:
             raise _away(path, error) from error
 
@@ -189,6 +192,17 @@ class ApiServer:
                     ) from error
                 logger.warning("token_unreadable", extra={"error": str(error)})
         return {"Authorization": f"Bearer {self._token}", "Accept": JSON}
+
+
+def _cut(response: aiohttp.ClientResponse) -> None:
+    """Close the connection of an answer that was not read to its end, here and now.
+
+    Otherwise TLS waits for the other side to say that it closes too, up to half a minute: for a server that
+    hangs, and longer than this process has when it ends.
+    """
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:

@@ -1,10 +1,13 @@
 """The gateway while the API server is away, hangs, or ends its watches: reads and running sessions go on."""
 
 import asyncio
+import gc
 import json
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,3 +165,19 @@ def test_a_gateway_whose_watches_lag_refuses_nothing_for_it(
         world.write_status(tenant, "run-2", state="Stopped", endpoint="")
         late.delete_training_session(TrainingSessionName="run-2")
         world.cluster.wait_gone("trainingsession", "run-2", f"gm-{tenant}")
+
+
+def test_a_gateway_that_ends_while_the_api_server_hangs_leaves_no_connection_open(
+    world: GatewayCluster, tmp_path: Path
+) -> None:
+    """Its watches are cut: the goodbye of TLS would wait for an answer that does not come."""
+    try:
+        with gateway_cluster(world.cluster, tmp_path):
+            world.cluster.freeze("kube-apiserver")
+    finally:
+        world.cluster.thaw("kube-apiserver")
+        world.cluster.wait_api()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(each.message) for each in told if each.category is ResourceWarning] == []
