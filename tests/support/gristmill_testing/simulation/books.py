@@ -1,0 +1,153 @@
+"""The real ledger on SQLite in memory: what is committed survives its process, an open transaction does not."""
+
+import functools
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.pool import StaticPool
+
+from gristmill_ledger import ledger as ledger_module
+from gristmill_ledger.app import make_app
+from gristmill_ledger.database import open_engine
+from gristmill_ledger.ledger import Ledger
+from gristmill_ledger.migrate import migrate
+from gristmill_ledger.settings import LedgerSettings
+from gristmill_testing.simulation.loop import Killed, Process, SimLoop
+from gristmill_testing.simulation.network import SimNetwork
+
+HOST = "ledger"
+JOURNAL_MODE = slice(18, 20)
+"""Bytes of a SQLite header that ask for a write-ahead log, which memory does not have."""
+
+
+@functools.cache
+def _template() -> bytes:
+    """A migrated database with prices, as the bytes of its file."""
+    with tempfile.TemporaryDirectory(prefix="sim") as folder:
+        path = Path(folder) / "ledger.sqlite3"
+        engine = open_engine(f"sqlite:///{path}", busy_timeout_s=1.0, connections=1)
+        migrate(engine)
+        engine.dispose()
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA journal_mode=DELETE")
+        content = bytearray(connection.serialize())
+        connection.close()
+    content[JOURNAL_MODE] = b"\x01\x01"
+    return bytes(content)
+
+
+@functools.cache
+def _store() -> tuple[sqlite3.Connection, Engine]:
+    """One connection and one engine for all runs of this process: compiled statements are kept."""
+    raw = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    engine = create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before(*_: Any) -> None:
+        _STEP[0]("statement")
+
+    @event.listens_for(engine, "commit")
+    def commit(_: Any) -> None:
+        _STEP[0]("commit")
+
+    return raw, engine
+
+
+_STEP: list[Callable[[str], None]] = [lambda _what: None]
+"""Called before each statement and commit of the run that is on."""
+
+
+@functools.cache
+def _settings() -> LedgerSettings:
+    return LedgerSettings(data_dir=Path("/nonexistent"))
+
+
+class Books:
+    """The ledger's database, and the process that serves it. `statements_left`: it dies before that one."""
+
+    def __init__(self, loop: SimLoop, net: SimNetwork) -> None:
+        self.loop = loop
+        self.net = net
+        self.raw, self.engine = _store()
+        self.load(_template())
+        self.process: Process | None = None
+        self.ledger: Ledger | None = None
+        self.statements_left: int | None = None
+        self.volatile: bytes | None = None
+        """Where a planted bug answers before it commits: what a crash leaves."""
+        self.lives = 0
+        self.backup: bytes | None = None
+        _STEP[0] = self._step
+
+    def load(self, content: bytes) -> None:
+        self.raw.deserialize(content)
+        self.raw.execute("PRAGMA foreign_keys=ON")
+        self.raw.execute("PRAGMA recursive_triggers=ON")
+        self.raw.execute("PRAGMA synchronous=OFF")
+
+    def save(self) -> bytes:
+        return self.raw.serialize()
+
+    def _step(self, what: str) -> None:
+        if self.statements_left is None or self.process is None or self.process.dead:
+            return
+        if self.statements_left > 0:
+            self.statements_left -= 1
+            return
+        self.statements_left = None
+        self.loop.note("ledger_dies", what)
+        raise Killed
+
+    def start(self) -> None:
+        """A new process on what is committed."""
+        self.lives += 1
+        process = self.process = Process(self.loop, f"ledger-{self.lives}", HOST)
+        self.statements_left = None
+        process.on_death.append(self._died)
+        process.spawn(self._serve(process), "ledger")
+
+    def _died(self) -> None:
+        if self.volatile is not None:
+            self.raw.execute("ROLLBACK") if self.raw.in_transaction else None
+            self.load(self.volatile)
+            self.volatile = None
+
+    async def _serve(self, process: Process) -> None:
+        ledger = Ledger(_settings())
+        with (
+            patch.object(ledger_module, "open_engine", lambda *_args, **_more: self.engine),
+            patch.object(ledger_module, "migrate", lambda _engine: None),
+        ):
+            await ledger.open()
+        self.ledger = ledger
+        self.net.serve(HOST, process, make_app(ledger))
+
+    @contextmanager
+    def look(self) -> Iterator[Connection]:
+        """Read what is committed, from outside of the run."""
+        kept, _STEP[0] = _STEP[0], lambda _what: None
+        try:
+            with self.engine.connect() as connection:
+                yield connection
+        finally:
+            _STEP[0] = kept
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        with self.look() as connection:
+            found = connection.exec_driver_sql(f"SELECT * FROM {table} ORDER BY 1, 2")
+            return [dict(row._mapping) for row in found]
+
+
+def decode(content: bytes, shape: Any) -> Any:
+    return msgspec.msgpack.decode(content, type=shape)

@@ -1,0 +1,123 @@
+"""Run seeds: `python -m gristmill_testing.simulation.run --seeds 1000-1999`."""
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gristmill_testing.simulation.loop import SimLoop, StuckError, running
+from gristmill_testing.simulation.world import Trace, World
+
+SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a seed ended. `trace`: the digest of all that happened."""
+
+    seed: int
+    trace: str
+    violations: list[str]
+    last: list[str]
+    steps: int
+    virtual_s: float
+
+    @property
+    def report(self) -> str:
+        lines = [f"seed {self.seed} broke {len(self.violations)} promises:"]
+        lines += [f"  {what}" for what in self.violations[:10]]
+        lines += ["the last events:", *(f"  {line}" for line in self.last[-SHOWN:])]
+        lines.append(f"again: make simulate SEEDS={self.seed} ARGS=--verbose")
+        return "\n".join(lines)
+
+
+@contextmanager
+def _quiet(*, verbose: bool) -> Iterator[None]:
+    before = logging.root.manager.disable
+    if not verbose:
+        logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def run_seed(seed: int, *, verbose: bool = False) -> Outcome:
+    """One world from start to end. The same seed does the same, to the last event."""
+    trace = Trace(keep=1_000_000 if verbose else 400)
+    loop = SimLoop(seed, trace.note)
+    trace.now = loop.time
+    with _quiet(verbose=verbose), running(loop):
+        world = World(seed, loop, trace)
+        try:
+            loop.run_until_complete(world.run())
+        except StuckError as error:
+            world.audit.fail(f"{error}: {world.state()}")
+        for error in loop.errors:
+            world.audit.fail(f"unexpected: {error}")
+        return Outcome(
+            seed=seed,
+            trace=trace.digest,
+            violations=world.audit.violations,
+            last=list(trace.last),
+            steps=loop.steps,
+            virtual_s=loop.now,
+        )
+
+
+def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
+    if processes == 1:
+        yield from map(run_seed, seeds)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=8)
+
+
+def seeds_of(text: str) -> list[int]:
+    """`7`, `1-500`, or several of them with commas."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=seeds_of, default=seeds_of("1-100"))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true", help="print every event and log line")
+    given = parser.parse_args()
+    if given.verbose:
+        outcome = run_seed(given.seeds[0], verbose=True)
+        sys.stdout.write("\n".join(outcome.last) + f"\n{outcome.report}\n")
+        return bool(outcome.violations)
+    return _campaign(given.seeds, given.processes)
+
+
+def _campaign(seeds: list[int], processes: int) -> int:
+    started, failed = time.monotonic(), []
+    steps = virtual_s = 0.0
+    for at, outcome in enumerate(run_seeds(seeds, processes), start=1):
+        steps, virtual_s = steps + outcome.steps, virtual_s + outcome.virtual_s
+        if outcome.violations:
+            failed.append(outcome.seed)
+            sys.stdout.write(outcome.report + "\n")
+        if at % 100 == 0 or at == len(seeds):
+            took = time.monotonic() - started
+            sys.stdout.write(
+                f"{at} of {len(seeds)} seeds, {len(failed)} failed, {took:.0f} s, "
+                f"{virtual_s / 3600:.1f} h of virtual time, {steps:.0f} steps\n"
+            )
+            sys.stdout.flush()
+    if failed:
+        sys.stdout.write(f"failed: {','.join(map(str, failed))}\n")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
