@@ -115,6 +115,11 @@ class Database:
         self._writes_pending = 0
         self.on_commit: Callable[[float], None] = lambda _seconds: None
 
+    @property
+    def writes_pending(self) -> int:
+        """Writes that wait or run."""
+        return self._writes_pending
+
     async def write(self, work: Work[Answer]) -> Answer:
         """Run `work` in one transaction on the writer thread.
 

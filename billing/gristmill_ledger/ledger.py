@@ -16,6 +16,7 @@ from gristmill_ledger.auth import read_cluster_key
 from gristmill_ledger.costs import Costs
 from gristmill_ledger.database import Database, open_engine
 from gristmill_ledger.directives import answer_heartbeats
+from gristmill_ledger.follower import Follower
 from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, store_heartbeats
 from gristmill_ledger.metrics import Metrics
 from gristmill_ledger.migrate import migrate
@@ -51,6 +52,9 @@ class Ledger:
         """Told to end: still serving, and no longer ready."""
         self.polls_held = 0
         """Requests for heartbeats that wait for one."""
+        self.follower: Follower
+        """Made by `open`, which also starts it."""
+        self._following: asyncio.Task[None] | None = None
         self._tenants: dict[str, str] = {}
         self._beaten = asyncio.Condition()
         self._beats = 0
@@ -75,10 +79,17 @@ class Ledger:
             engine, readers=settings.readers, writes_pending_max=settings.writes_pending_max
         )
         self.database.on_commit = self.metrics.committed
+        self.follower = Follower(
+            database=self.database, metrics=self.metrics, book=settings.price_book
+        )
+        self._following = asyncio.create_task(self.follower.run(), name="follower")
         log.info("ledger_opened", extra={"database": engine.url.render_as_string()})
 
     async def close(self) -> None:
         await self.wake()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
         await asyncio.to_thread(self.database.close)
         log.info("ledger_closed")
 

@@ -25,6 +25,14 @@ class Metrics:
             "Usage events stored with something odd about them",
             registry=self.registry,
         )
+        self.unpriced = Counter(
+            names.LEDGER_UNPRICED_EVENTS,
+            "Usage events rated without an amount, for a token had no price",
+            registry=self.registry,
+        )
+        self.unrated = Gauge(
+            names.LEDGER_UNRATED_EVENTS, "Stored usage events not rated yet", registry=self.registry
+        )
         self.log_lost = Counter(
             names.LEDGER_LOG_LOST,
             "Registrations of a log that is older than what it was acknowledged for",

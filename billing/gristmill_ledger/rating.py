@@ -81,6 +81,19 @@ def counts_of(row: Any) -> Counts | None:  # Any: a row with the token columns
     return Counts(**{name: getattr(row, name) for name in TOKEN_TYPES})
 
 
+def rows_behind(connection: Connection) -> int:
+    """How many stored rows are not rated yet."""
+    done = func.coalesce(tables.rating_cursor.c.seq, 0)
+    behind: int = connection.execute(
+        select(func.coalesce(func.sum(schema.tenant_head.c.seq - done), 0)).outerjoin_from(
+            schema.tenant_head,
+            tables.rating_cursor,
+            tables.rating_cursor.c.tenant == schema.tenant_head.c.tenant,
+        )
+    ).scalar_one()
+    return int(behind)
+
+
 def rate_behind(connection: Connection, *, book: str, now_us: int, rows_max: int) -> Progress:
     """Rate what is stored and not rated yet, of a few tenants and at most `rows_max` rows.
 
