@@ -1,6 +1,8 @@
 """The real ledger on SQLite in memory: what is committed survives its process, an open transaction does not."""
 
+import atexit
 import functools
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
@@ -43,10 +45,20 @@ def _template() -> bytes:
     return bytes(content)
 
 
+class Unclosed(sqlite3.Connection):
+    """Outlives whoever closes it: closing is the end of a process, and the database is its disk."""
+
+    def close(self) -> None:
+        if self.in_transaction:
+            self.execute("ROLLBACK")
+
+
 @functools.cache
 def _store() -> tuple[sqlite3.Connection, Engine]:
     """One connection and one engine for all runs of this process: compiled statements are kept."""
-    raw = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    raw = sqlite3.connect(
+        ":memory:", check_same_thread=False, isolation_level=None, factory=Unclosed
+    )
     engine = create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
 
     @event.listens_for(engine, "begin")
@@ -70,7 +82,9 @@ _STEP: list[Callable[[str], None]] = [lambda _what: None]
 
 @functools.cache
 def _settings() -> LedgerSettings:
-    return LedgerSettings(data_dir=Path("/nonexistent"))
+    folder = tempfile.mkdtemp(prefix="sim", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return LedgerSettings(data_dir=Path(folder))
 
 
 class Books:
@@ -89,6 +103,8 @@ class Books:
         self.lives = 0
         self.backup: bytes | None = None
         _STEP[0] = self._step
+        shutil.rmtree(_settings().data_dir, ignore_errors=True)
+        _settings().data_dir.mkdir()
 
     def load(self, content: bytes) -> None:
         self.raw.deserialize(content)

@@ -12,6 +12,7 @@ import heapq
 import random
 import sys
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -42,10 +43,18 @@ class Process:
         self._context.run(PROCESS.set, self)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str = "") -> "asyncio.Task[Any]":
-        return self.loop.create_task(work, name=name or self.name, context=self._context.copy())
+        task = self.loop.create_task(work, name=name or self.name, context=self._context.copy())
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            trail = "".join(traceback.format_exception(error)[-3:])
+            self.loop.errors.append(f"{task.get_name()} of {self.name}: {trail}")
 
     def run_later(self, delay_s: float, work: Callable[..., object], *args: object) -> None:
-        self.loop.call_later(delay_s, work, *args, context=self._context)
+        if not self.loop.is_closed():
+            self.loop.call_later(delay_s, work, *args, context=self._context)
 
     def kill(self) -> None:
         if self.dead:

@@ -88,6 +88,7 @@ class Connection:
         self.client = client
         self.host = host
         self.server: Process | None = None
+        self.sent: deque[tuple[str, Any]] = deque()
         self.arrived: deque[tuple[str, Any]] = deque()
         self.waiter: asyncio.Future[None] | None = None
         self.last_at = 0.0
@@ -114,17 +115,23 @@ class Connection:
             return
         at = self.net.loop.now + self.net.delay_s(self.server.host, self.client.host)
         self.last_at = max(self.last_at, at)
-        self.client.run_later(self.last_at - self.net.loop.now, self._bring, kind, what)
+        self.sent.append((kind, what))
+        self.client.run_later(self.last_at - self.net.loop.now, self._bring)
 
-    def _bring(self, kind: str, what: Any) -> None:
+    def _bring(self) -> None:
+        """The next message, whichever was meant: a connection keeps its order."""
         if self.over:
             return
         if self.server is not None and self.net.blocked(self.server.host, self.client.host):
-            self.last_at = self.net.loop.now + RETRANSMIT_S
-            self.client.run_later(RETRANSMIT_S, self._bring, kind, what)
+            self.client.run_later(RETRANSMIT_S, self._bring)
             return
-        self.arrived.append((kind, what))
+        self.arrived.append(self.sent.popleft())
         self._wake()
+
+    def reset(self, delay_s: float) -> None:
+        """The client will see that the connection is gone."""
+        self.sent.append(("reset", None))
+        self.client.run_later(delay_s, self._bring)
 
     def break_off(self, delay_s: float) -> None:
         """The client sees a reset, after what is under way."""
@@ -132,7 +139,7 @@ class Connection:
             return
         at = max(self.last_at, self.net.loop.now + delay_s)
         self.mute = True
-        self.client.run_later(at - self.net.loop.now, self._bring, "reset", None)
+        self.reset(at - self.net.loop.now)
 
     def _wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
@@ -379,9 +386,9 @@ class SimHttp:
     def _lost(self, connection: Connection, after_s: float = 0.0) -> None:
         """A reset soon, or nothing until the client's patience ends."""
         if self.net.rng.random() < 0.7:
-            self.process.run_later(after_s + self.net.rng.random() * 0.2, connection._bring, "reset", None)
+            connection.reset(after_s + self.net.rng.random() * 0.2)
         else:
-            self.process.run_later(SILENCE_S_MAX, connection._bring, "reset", None)
+            connection.reset(SILENCE_S_MAX)
 
 
 def _is_stream(scope: dict[str, Any]) -> bool:
@@ -402,7 +409,7 @@ def _arrive(net: SimNetwork, connection: Connection, scope: dict[str, Any], body
     if process is None or process.dead or app is None:
         connection.server = process
         connection.mute = False
-        connection.client.run_later(net.delay_s("a", "b"), connection._bring, "reset", None)
+        connection.reset(net.delay_s("a", "b"))
         return
     net.loop.note("request", connection.client.name, process.name, scope["method"], scope["path"])
     connection.server = process

@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -52,21 +53,29 @@ def run_seed(seed: int, *, verbose: bool = False) -> Outcome:
     loop = SimLoop(seed, trace.note)
     trace.now = loop.time
     with _quiet(verbose=verbose), running(loop):
-        world = World(seed, loop, trace)
-        try:
-            loop.run_until_complete(world.run())
-        except StuckError as error:
-            world.audit.fail(f"{error}: {world.state()}")
-        for error in loop.errors:
-            world.audit.fail(f"unexpected: {error}")
-        return Outcome(
-            seed=seed,
-            trace=trace.digest,
-            violations=world.audit.violations,
-            last=list(trace.last),
-            steps=loop.steps,
-            virtual_s=loop.now,
-        )
+        violations = _run_world(seed, loop, trace)
+    return Outcome(
+        seed=seed,
+        trace=trace.digest,
+        violations=violations,
+        last=list(trace.last),
+        steps=loop.steps,
+        virtual_s=loop.now,
+    )
+
+
+def _run_world(seed: int, loop: SimLoop, trace: Trace) -> list[str]:
+    """What was broken. Nothing of the world is left when it returns, but what the loop keeps."""
+    world = World(seed, loop, trace)
+    try:
+        loop.run_until_complete(world.run())
+    except StuckError as error:
+        world.audit.fail(f"{error}: {world.state()}")
+    except Exception as error:  # noqa: BLE001 - a run that breaks off has failed
+        world.audit.fail("".join(traceback.format_exception(error)[-4:]))
+    for unexpected in loop.errors:
+        world.audit.fail(f"unexpected: {unexpected}")
+    return world.audit.violations
 
 
 def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
