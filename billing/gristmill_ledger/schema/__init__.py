@@ -9,6 +9,7 @@ from typing import Final
 from sqlalchemy import Column, LargeBinary, Table, Text
 
 from gristmill_contracts.chain import encoding
+from gristmill_ledger.schema import budgets as budgets
 from gristmill_ledger.schema import rating as rating
 from gristmill_ledger.schema.base import INT64
 from gristmill_ledger.schema.base import metadata as metadata
@@ -227,5 +228,6 @@ session_price_book = Table(
 FACT_TABLES: Final = (
     "tenant", "session", "usage_event", "dead_letter", "checkpoint_group", "checkpoint",
     "checkpoint_tombstone", "price_book", "price", "usage_gap", "session_price_book",
-    "rate", "rate_price", "rating_run", "rated_usage",
+    "budget", "budget_limit", "budget_crossing", "budget_lease", "reservation", "reservation_suspense",
+    "reservation_resolution", "rate", "rate_price", "rating_run", "rated_usage",
 )  # fmt: skip

@@ -153,8 +153,3 @@ reservation_balance = Table(
 )
 """A hold without a resolution: what was posted under it and what is left. 1 or 0: `suspended`, and
 `unknown_usage` (an event whose cost nobody knows was posted under it). State; locked before periods."""
-
-BUDGET_FACT_TABLES = (
-    "budget", "budget_limit", "budget_crossing", "budget_lease", "reservation", "reservation_suspense",
-    "reservation_resolution",
-)  # fmt: skip

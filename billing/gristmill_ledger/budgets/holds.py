@@ -1,0 +1,231 @@
+"""What leases hold, after they were taken: renewed, given back, run out, resolved once.
+
+A hold is changed by whoever has locked its balance row; rows are locked in the order of their keys, and
+before the periods. A resolved hold has no balance row any more, and the database takes one resolution.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from sqlalchemy import Connection, Select, bindparam, select
+
+from gristmill_contracts import limits
+from gristmill_ledger.budgets.amounts import Change, Crossing, move_all
+from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.schema import budgets as tables
+
+LEASE_US: Final = int(limits.BUDGET_LEASE_S * 1_000_000)
+Changes = defaultdict[tuple[str, int], Change]
+
+_balance = tables.reservation_balance.c
+_ROWS: Final = (
+    select(tables.reservation_balance).order_by(_balance.lease, _balance.budget).with_for_update()
+)
+OF_LEASES: Final = _ROWS.where(_balance.lease.in_(bindparam("leases", expanding=True)))
+_KEY: Final = (
+    _balance.lease == bindparam("of_lease"),
+    _balance.budget == bindparam("of_budget"),
+)
+_SAVE: Final = (
+    tables.reservation_balance.update()
+    .where(*_KEY)
+    .values(
+        posted=bindparam("posted"),
+        rest=bindparam("rest"),
+        suspended=bindparam("suspended"),
+        unknown_usage=bindparam("unknown_usage"),
+    )
+)
+_DROP: Final = tables.reservation_balance.delete().where(*_KEY)
+_RESOLVE: Final = tables.reservation_resolution.insert()
+_RENEW: Final = (
+    tables.reservation_balance.update()
+    .where(
+        _balance.lease.in_(bindparam("leases", expanding=True)),
+        _balance.session == bindparam("of_session"),
+        _balance.attempt == bindparam("of_attempt"),
+        _balance.suspended == 0,
+        _balance.expires_us < bindparam("below_us"),
+    )
+    .values(expires_us=bindparam("until_us"))
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Balance:
+    """A hold without a resolution, locked to the end of the transaction."""
+
+    lease: str
+    budget: str
+    start_us: int
+    session: str
+    attempt: int
+    posted: int
+    rest: int
+    expires_us: int
+    suspended: int
+    unknown_usage: int
+
+    @property
+    def period(self) -> tuple[str, int]:
+        return self.budget, self.start_us
+
+    def released(self, amount: int) -> Change:
+        """What the period is told when `amount` of the rest is gone."""
+        return Change(suspense=-amount) if self.suspended else Change(reserved=-amount)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """How a hold ended, for metrics and logs."""
+
+    lease: str
+    budget: str
+    kind: Literal["posted", "voided"]
+    reason: str
+
+
+def no_changes() -> Changes:
+    return defaultdict(Change)
+
+
+def add(changes: Changes, period: tuple[str, int], more: Change) -> None:
+    """Sum up what a period is told."""
+    change = changes[period]
+    change.posted += more.posted
+    change.late_posted += more.late_posted
+    change.reserved += more.reserved
+    change.suspense += more.suspense
+
+
+def lock(connection: Connection, query: Select[Any], **parameters: object) -> list[Balance]:
+    """The balance rows of a query, locked. Any: a query on reservation_balance."""
+    return [Balance(**row._mapping) for row in connection.execute(query, parameters)]
+
+
+def lock_leases(connection: Connection, leases: Sequence[str]) -> list[Balance]:
+    return lock(connection, OF_LEASES, leases=sorted(leases)) if leases else []
+
+
+def save(connection: Connection, balance: Balance) -> None:
+    connection.execute(
+        _SAVE,
+        {
+            "of_lease": balance.lease,
+            "of_budget": balance.budget,
+            "posted": balance.posted,
+            "rest": balance.rest,
+            "suspended": balance.suspended,
+            "unknown_usage": balance.unknown_usage,
+        },
+    )
+
+
+def resolve(
+    connection: Connection,
+    balance: Balance,
+    changes: Changes,
+    reason: str,
+    now_us: int,
+    *,
+    post: bool = False,
+    decided_by: str = "",
+) -> Resolved:
+    """End a hold. Its rest is freed; with `post` it counts as used, for somebody decided that it was."""
+    add(changes, balance.period, balance.released(balance.rest))
+    if post:
+        add(changes, balance.period, Change(late_posted=balance.rest))
+    voided = 0 if post else balance.rest
+    kind: Literal["posted", "voided"] = (
+        "voided" if voided or not balance.posted + balance.rest else "posted"
+    )
+    connection.execute(
+        _RESOLVE,
+        {
+            "lease": balance.lease,
+            "budget": balance.budget,
+            "kind": kind,
+            "posted": balance.posted + (balance.rest if post else 0),
+            "voided": voided,
+            "reason": reason,
+            "decided_by": decided_by,
+            "at_us": now_us,
+        },
+    )
+    connection.execute(_DROP, {"of_lease": balance.lease, "of_budget": balance.budget})
+    return Resolved(lease=balance.lease, budget=balance.budget, kind=kind, reason=reason)
+
+
+def suspend(
+    connection: Connection,
+    balance: Balance,
+    changes: Changes,
+    reason: Literal["expired", "unknown_usage"],
+    now_us: int,
+) -> None:
+    """Keep a hold that nobody answers for. Nothing is freed: it may have been spent."""
+    if not balance.suspended:
+        add(changes, balance.period, Change(reserved=-balance.rest, suspense=balance.rest))
+    insert_or_skip(
+        connection,
+        tables.reservation_suspense,
+        lease=balance.lease,
+        budget=balance.budget,
+        amount=balance.rest,
+        reason=reason,
+        at_us=now_us,
+    )
+    balance.suspended = 1
+    save(connection, balance)
+
+
+def give_back(
+    connection: Connection, balances: Sequence[Balance], keep: dict[str, int], now_us: int
+) -> list[Resolved]:
+    """Lower holds to what may still be posted under them; where that is nothing of any, end them.
+
+    What an event of unknown usage was posted under is not freed at the end: nobody knows its cost.
+    """
+    changes = no_changes()
+    resolved = []
+    last = not any(keep.values())
+    for each in balances:
+        if last and each.unknown_usage and each.rest:
+            suspend(connection, each, changes, "unknown_usage", now_us)
+        elif last:
+            resolved.append(resolve(connection, each, changes, "returned", now_us))
+        elif (kept := min(each.rest, keep.get(each.budget, 0))) < each.rest:
+            add(changes, each.period, each.released(each.rest - kept))
+            each.rest = kept
+            save(connection, each)
+    apply(connection, changes, now_us)
+    return resolved
+
+
+def renew(
+    connection: Connection, leases: Sequence[str], session: str, attempt: int, now_us: int
+) -> None:
+    """Push the end of leases out. Written only when a good part of their time is over."""
+    connection.execute(
+        _RENEW,
+        {
+            "leases": sorted(leases),
+            "of_session": session,
+            "of_attempt": attempt,
+            "below_us": now_us + LEASE_US - LEASE_US // 8,
+            "until_us": now_us + LEASE_US,
+        },
+    )
+
+
+def apply(connection: Connection, changes: Changes, now_us: int) -> list[Crossing]:
+    """Bring the periods up to date, in order."""
+    budgets = sorted({budget for budget, _ in changes})
+    terms = tables.budget_terms.c
+    rows = connection.execute(
+        select(terms.budget, terms.thresholds).where(terms.budget.in_(budgets))
+    )
+    thresholds = {row.budget: row.thresholds for row in rows}
+    return move_all(connection, changes, thresholds, now_us)
