@@ -4,11 +4,11 @@ from typing import Final
 
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.http import Problem
-from gristmill_ledger.events import SequenceGapError
+from gristmill_ledger.decisions import SequenceGapError
 
 STATUSES: Final = {
     "invalid_request": 400, "unauthenticated": 401, "forbidden": 403, "not_found": 404,
-    "conflict": 409, "fenced": 409, "too_large": 413, "overloaded": 429, "unavailable": 503,
+    "conflict": 409, "fenced": 409, "served": 409, "too_large": 413, "overloaded": 429, "unavailable": 503,
 }  # fmt: skip
 
 

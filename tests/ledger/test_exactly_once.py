@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from gristmill_contracts.errors import UnavailableError
 from gristmill_ledger.database import Database, open_engine
-from gristmill_ledger.events import SequenceGapError
+from gristmill_ledger.decisions import SequenceGapError
 from gristmill_testing.ledger import make_event
 from gristmill_testing.ledger_store import acked, post, register, stored_rows
 

@@ -14,7 +14,8 @@ from gristmill_contracts.errors import (
 )  # fmt: skip
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_ledger.database import Database
-from gristmill_ledger.events import SequenceGapError, payload_hash, store_batch
+from gristmill_ledger.decisions import SequenceGapError, payload_hash
+from gristmill_ledger.events import store_batch
 from gristmill_testing.ledger import START_US, make_batch, make_event
 from gristmill_testing.ledger_store import (
     NOW_US,

@@ -9,7 +9,8 @@ from gristmill_contracts.errors import ForbiddenError
 from gristmill_contracts.http import Heartbeat, RegisterProducer, UsageBatch
 from gristmill_contracts.units import now_us
 from gristmill_ledger.auth import caller_of
-from gristmill_ledger.events import Stored, check_batch, store_batch
+from gristmill_ledger.decisions import check_batch
+from gristmill_ledger.events import Stored, store_batch
 from gristmill_ledger.heartbeats import check_heartbeats
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.problems import TooLargeError
