@@ -16,6 +16,8 @@ from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.registry import session_tenant
 
 LOG_LOST = "log_lost"
+LOG_TRIMMED = "log_trimmed"
+"""The ledger lost what it had acknowledged, and the log had let go of it since."""
 
 
 def record_gap(connection: Connection, uid: str, gap: UsageGap) -> bool:

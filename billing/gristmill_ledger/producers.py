@@ -5,13 +5,18 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from gristmill_contracts.cluster_http import UsageGap
-from gristmill_contracts.errors import ConflictError, FencedError, ForbiddenError
+from gristmill_contracts.errors import (
+    ConflictError,
+    FencedError,
+    ForbiddenError,
+    InvalidRequestError,
+)
 from gristmill_contracts.http import ProducerCursor, RegisterProducer
 from gristmill_contracts.units import now_us
 from gristmill_ledger import checks, schema
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.events import lock_producer
-from gristmill_ledger.gaps import LOG_LOST, record_gap
+from gristmill_ledger.gaps import LOG_LOST, LOG_TRIMMED, record_gap
 from gristmill_ledger.registry import is_registered, session_tenant
 
 
@@ -26,8 +31,13 @@ def check_registration(request: RegisterProducer) -> None:
     """Raise InvalidRequestError naming the field that is out of bounds."""
     for field in ("producer", "tenant", "session"):
         checks.text(field, getattr(request, field))
-    for field in ("epoch", "attempt", "head_seq"):
+    for field in ("epoch", "attempt", "head_seq", "first_seq"):
         checks.quantity(field, getattr(request, field))
+    if request.first_seq > request.head_seq + 1:
+        raise InvalidRequestError(
+            f"first_seq {request.first_seq} is above head_seq {request.head_seq} and the next; send the "
+            "lowest sequence that the log holds"
+        )
 
 
 def register_producer(
@@ -79,19 +89,24 @@ def register_producer(
             f"attempt {request.attempt} of session {request.session} registers, but attempt "
             f"{state.attempt} owns the session; stop"
         )
-    log_lost = state.acked_seq > request.head_seq
+    acked_seq = state.acked_seq
+    log_lost = acked_seq > request.head_seq
     owned = {"attempt": request.attempt}
     if log_lost:
-        _record_loss(connection, request, state.acked_seq)
+        _record_loss(connection, request, acked_seq, request.head_seq, LOG_LOST)
     else:
         owned |= {"epoch": request.epoch, "head_seq": request.head_seq}
+        if acked_seq < request.first_seq - 1:
+            # It had been acknowledged by this ledger, which has lost it since.
+            _record_loss(connection, request, acked_seq, request.first_seq - 1, LOG_TRIMMED)
+            owned["acked_seq"] = acked_seq = request.first_seq - 1
     connection.execute(
         schema.producer.update()
         .where(schema.producer.c.producer == request.producer)
         .values(**owned)
     )
     return Registered(
-        cursor=ProducerCursor(producer=request.producer, acked_seq=state.acked_seq),
+        cursor=ProducerCursor(producer=request.producer, acked_seq=acked_seq),
         log_lost=log_lost,
     )
 
@@ -104,12 +119,14 @@ def owning_attempt(connection: Connection, uid: str) -> int | None:
     ).scalar_one_or_none()
 
 
-def _record_loss(connection: Connection, request: RegisterProducer, acked_seq: int) -> None:
+def _record_loss(
+    connection: Connection, request: RegisterProducer, acked_seq: int, head_seq: int, reason: str
+) -> None:
     gap = UsageGap(
         attempt=request.attempt,
         acked_seq=acked_seq,
-        head_seq=request.head_seq,
-        reason=LOG_LOST,
+        head_seq=head_seq,
+        reason=reason,
         at_us=now_us(),
     )
     record_gap(connection, request.session, gap)

@@ -16,6 +16,7 @@ from gristmill_contracts.admission import (
     checked_number,
     same_operation,
     same_refusal,
+    taken,
 )
 from gristmill_contracts.errors import (
     ConflictError,
@@ -77,7 +78,7 @@ def on_submit(
     _check_open(state)
     number = state.log_number + 1
     if submit.stream == "train":
-        number = checked_number(book, submit.number)
+        number = _new_number(book, submit.number)
     room_bytes = result_room_bytes(submit.operation, room.context_length)
     _check_bounds(state, submit)
     if room.free_bytes - state.room_bytes - room_bytes < room.free_bytes_min:
@@ -95,7 +96,15 @@ def on_refuse(state: SessionState, refuse: Refuse) -> Accept | Duplicate:
     if record is not None:
         return Duplicate(record=record)
     _check_open(state)
-    return Accept(number=checked_number(book, refuse.number), room_bytes=0)
+    return Accept(number=_new_number(book, refuse.number), room_bytes=0)
+
+
+def _new_number(book: "LogBook", number: int | None) -> int:
+    """Raises SequenceConflictError also for a number whose record is gone: it must not run again."""
+    checked = checked_number(book, number)
+    if checked < book.next_number and book.by_number(checked) is None:
+        raise taken(book, checked)
+    return checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +275,7 @@ def unclaimed_overdue(
 
 def snapshot_due(state: SessionState, replay_s_max: float, payload_bytes_max: int) -> bool:
     """Whether the worker should take a snapshot before the next train operation."""
-    if len(state.executed) == state.snapshots[1]:
+    if state.executed_count == state.snapshots[1]:
         return False
     return (
         state.snapshot_forced

@@ -20,6 +20,14 @@ class Appender(Protocol):
     def close(self) -> None: ...
 
 
+class Cell(Protocol):
+    """A small file that is written over and over, and never synced: it may lag behind after a crash."""
+
+    def write(self, content: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Disk(Protocol):
     """Errors: OSError, with ENOSPC when the volume is full."""
 
@@ -32,6 +40,8 @@ class Disk(Protocol):
         ...
 
     def open_append(self, path: str) -> Appender: ...
+
+    def open_cell(self, path: str) -> Cell: ...
 
     def read(self, path: str) -> bytes: ...
 
@@ -68,6 +78,17 @@ class LocalAppender:
         os.close(self.descriptor)
 
 
+class LocalCell:
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def write(self, content: bytes) -> None:
+        os.pwrite(self.descriptor, content, 0)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
 class LocalDisk:
     """A folder of the local file system."""
 
@@ -89,6 +110,10 @@ class LocalDisk:
     def open_append(self, path: str) -> LocalAppender:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         return LocalAppender(os.open(self.root / path, flags, 0o600))
+
+    def open_cell(self, path: str) -> LocalCell:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        return LocalCell(os.open(self.root / path, flags, 0o600))
 
     def read(self, path: str) -> bytes:
         return (self.root / path).read_bytes()

@@ -31,9 +31,9 @@ from gristmill_meter.driver import Driver
 from gristmill_meter.log import SessionLog
 from gristmill_meter.meter import Meter
 from gristmill_meter.ports import ExecuteCall, Ledger, WorkerLostError
+from gristmill_meter.rebuild import rebuild
 from gristmill_meter.records import SessionState
 from gristmill_meter.settings import MeterSettings
-from gristmill_meter.state import apply
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +140,8 @@ class Drain:
                 continue
             state = SessionState(uid=SessionUid(name))
             try:
-                for frame in SessionLog(disk=self.disk, folder=name).recover(0):
-                    apply(state, frame)
+                log = SessionLog(disk=self.disk, folder=name)
+                rebuild(state, log, log.recover(0))
             except (GristmillError, OSError) as error:
                 outcome: Outcome = "volume_failed" if isinstance(error, OSError) else "log_lost"
                 self._unreadable.append(outcome)

@@ -21,10 +21,10 @@ from gristmill_meter.intake import accept_stream
 from gristmill_meter.link import WorkerLink
 from gristmill_meter.ports import Ledger, Worker
 from gristmill_meter.poster import Poster
+from gristmill_meter.retention import blob_is_needed, forget, needed_from, trim_results
 from gristmill_meter.sampler import Sampler
 from gristmill_meter.session import SKIP_BATCH_MAX, Session
 from gristmill_meter.shared_folder import SharedFolder
-from gristmill_meter.state import blob_is_needed, forget_results, trim_results
 from gristmill_meter.streams import TokenStream, check_streamable
 from gristmill_meter.trainer import Trainer
 
@@ -171,17 +171,23 @@ class Driver:
             session.write(frames.Expired(numbers=overdue, at_us=session.now_us()))
 
     async def _remove_blobs(self) -> None:
-        """Delete blob files that nobody can need any more. What makes them so is durable first."""
+        """Delete segments and blob files that nobody can need any more. What makes them so is durable first."""
         session = self.session
         kept_us = int(session.settings.result_retention_s * 1e6)
-        forget_results(session.state, session.now_us() - kept_us)
+        forget(session.state, session.now_us() - kept_us, session.log.durable_number)
         await session.log.durable(session.log.appended_number)
         trim_results(session.state, limits.INLINE_RESULTS_BYTES_MAX)
         if session.now_us() < self._sweep_us:
             return
         self._sweep_us = session.now_us() + int(SWEEP_S * 1e6)
         names = await asyncio.to_thread(session.log.blob_names)
-        unneeded = [name for name in names if not blob_is_needed(session.state, name)]
+        if await session.log.trim(needed_from(session.state)):
+            logger.info(
+                "log_trimmed",
+                extra={"session": session.state.uid, "first_frame": session.log.first_number},
+            )
+        first = session.log.first_number
+        unneeded = [name for name in names if not blob_is_needed(session.state, name, first)]
         if unneeded:
             await session.log.remove_blobs(unneeded)
 

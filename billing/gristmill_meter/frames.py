@@ -138,6 +138,17 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
     at_us: int
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint"):
+    """What all frames before this one say; the first frame of a segment. Older ones may be gone.
+
+    `state`: see `checkpoints`. `first_seq`: the oldest usage that is told from here on.
+    """
+
+    state: Body
+    first_seq: int
+    at_us: int
+
+
 class SessionFailed(msgspec.Struct, frozen=True, kw_only=True, tag="session_failed"):
     """The session cannot go on. `skipped`: what was waiting; what runs still ends by its own frame."""
 
@@ -154,7 +165,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed"):
 
 Frame = (
     Opened | Intent | Refused | Result | Failed | Skipped | Progress | Claim | Expired | Snapshot
-    | SessionFailed | Closed
+    | SessionFailed | Closed | Checkpoint
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -115,20 +115,25 @@ class WorkerLink:
             alpha=a.alpha,
             seed=a.seed,
             state_dir=f"{self.session.settings.worker_state_dir}/{a.uid}",
-            applied_max=len(state.executed),
+            applied_max=state.executed_count,
         )
         opened = await self.worker.open_session(a.uid, request)
-        if opened.applied > len(state.executed):
+        if opened.applied > state.executed_count:
             raise ReplayDivergedError(
                 f"the worker holds {opened.applied} operations of session {a.uid} and its log only "
-                f"{len(state.executed)}; the worker's snapshots are newer than the log"
+                f"{state.executed_count}; the worker's snapshots are newer than the log"
             )
-        if opened.applied < len(state.executed):
+        if opened.applied < state.executed_count:
             logger.info(
                 "replay_begun",
-                extra={"session": a.uid, "from": opened.applied, "to": len(state.executed)},
+                extra={"session": a.uid, "from": opened.applied, "to": state.executed_count},
             )
-        for index in range(opened.applied + 1, len(state.executed) + 1):
+        if opened.applied < state.executed_before:
+            raise LogLostError(
+                f"the worker holds {opened.applied} operations of session {a.uid}, and the log begins "
+                f"behind {state.executed_before}: both snapshots are gone; restore the worker's folder"
+            )
+        for index in range(opened.applied + 1, state.executed_count + 1):
             await self._feed_again(replay_step(state, index))
         return opened
 

@@ -11,24 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from gristmill_contracts import limits
 from gristmill_contracts.errors import GristmillError, LogLostError, VolumeFailedError
-from gristmill_meter.disk import Appender, Disk
-from gristmill_meter.frames import Body, Frame, Result, decode_frame
-from gristmill_meter.segment import (
-    HEADER_BYTES,
-    Segment,
-    crc32c,
-    pack_frame,
-    proven_durable,
-    read_segment,
-    segment_header,
+from gristmill_meter.disk import Appender, Cell, Disk
+from gristmill_meter.frames import Body, Checkpoint, Frame, Result
+from gristmill_meter.log_files import (
+    LogContent,
+    Start,
+    decode,
+    pack_told,
+    read_frame,
+    read_log,
+    read_told,
+    segment_numbers,
+    segment_path,
 )
+from gristmill_meter.segment import HEADER_BYTES, crc32c, pack_frame, segment_header
 
 logger = logging.getLogger(__name__)
 
+TOLD_FILE: Final = "durable"
 FULL_RETRY_S: Final = 0.5
 """How long a write waits before it tries a full volume again. Old work is never dropped."""
 
@@ -40,6 +42,7 @@ class Pending:
     number: int
     payload: bytes
     blob: tuple[str, bytes] | None
+    start: Start | None = None
 
 
 @dataclass(slots=True)
@@ -54,9 +57,15 @@ class SessionLog:
     failure: GristmillError | None = None
     full: bool = False
     bytes_written: int = 0
+    first_number: int = 1
+    """Of the oldest frame that is kept."""
     on_durable: Callable[[], None] = lambda: None
     """Called after the durable number has grown, or the log has failed."""
     _segment: int = 0
+    _starts: dict[int, Start] = field(default_factory=dict)
+    """Segments that begin with a CHECKPOINT."""
+    _bytes_since_start: int = 0
+    _cell: Cell | None = None
     _end: int = 0
     _file: Appender | None = None
     _queue: list[Pending] = field(default_factory=list)
@@ -70,64 +79,46 @@ class SessionLog:
     def recover(self, epoch_if_new: int) -> list[Frame]:
         """Read the log, cut a torn tail, make the rest durable. Begins a new log where there is none.
 
-        Raises LogLostError where frames are missing that had once been durable.
+        The first frame has number `first_number`; it is a CHECKPOINT unless that is 1. Raises
+        LogLostError where frames are missing that had once been durable.
         """
         self.disk.make_dir(f"{self.folder}/blobs")
-        payloads = self._read_segments(resume=True)
-        self._read_or_begin_epoch(epoch_if_new, fresh=not payloads)
-        self.appended_number = self.durable_number = len(payloads)
-        if self._segment == 0:
+        content = read_log(self.disk, self.folder, told=self._told())
+        self._read_or_begin_epoch(epoch_if_new, fresh=not content.payloads)
+        self._segment, self.first_number = content.segment, content.first
+        self._starts = content.starts
+        self.appended_number = self.durable_number = content.last
+        self._cell = self.disk.open_cell(f"{self.folder}/{TOLD_FILE}")
+        if content.segment:
+            self._resume_segment(content)
+        else:
             self._begin_segment([])
-        return [_decode(self.folder, at + 1, payload) for at, payload in enumerate(payloads)]
+        frames = self._decoded(content)
+        self._bytes_since_start = bytes_since_start(frames, content.payloads)
+        return frames
 
     def read_frames(self) -> list[Frame]:
         """All frames that are durable now, read again (blocking; on a thread)."""
-        payloads = self._read_segments(resume=False)[: self.durable_number]
-        return [_decode(self.folder, at + 1, payload) for at, payload in enumerate(payloads)]
+        content = read_log(self.disk, self.folder)
+        return self._decoded(content)[: self.durable_number - content.first + 1]
 
-    def read_frame(self, number: int) -> Frame:
-        """One durable frame, read again (blocking; on a thread)."""
-        for _, path in reversed(self._segments()):
-            segment = read_segment(self.disk.read(path))
-            if segment is not None and segment.first <= number:
-                return _decode(self.folder, number, segment.payloads[number - segment.first])
-        raise _lost(self.folder, number, number)
+    def _decoded(self, content: LogContent) -> list[Frame]:
+        payloads = enumerate(content.payloads)
+        return [decode(self.folder, content.first + at, payload) for at, payload in payloads]
 
-    def _segments(self) -> list[tuple[int, str]]:
-        names = [name for name in self.disk.list(self.folder) if name.startswith("log-")]
-        return [(int(name[4:12]), f"{self.folder}/{name}") for name in names]
+    def _told(self) -> int:
+        if TOLD_FILE not in self.disk.list(self.folder):
+            return 0
+        return read_told(self.disk.read(f"{self.folder}/{TOLD_FILE}"))
 
-    def _read_segments(self, *, resume: bool) -> list[bytes]:
-        """Payloads of all frames. A segment takes over from its first frame on: see `_write`."""
-        payloads: list[bytes] = []
-        newest: tuple[str, Segment, int] | None = None
-        for number, path in self._segments():
-            content = self.disk.read(path)
-            segment = read_segment(content)
-            if segment is None:
-                # It was being begun; unless its frames say that more had been durable.
-                self._check_damage(payloads, proven_durable(content, 0))
-                continue
-            if segment.first > len(payloads) + 1:
-                raise _lost(self.folder, len(payloads) + 1, segment.first - 1)
-            payloads = payloads[: segment.first - 1] + segment.payloads
-            self._segment = number if resume else self._segment
-            newest = (path, segment, len(content))
-        if newest is not None and resume:
-            self._check_damage(payloads, newest[1].damaged_after)
-            self._resume_segment(newest[0], newest[1].end, newest[2])
-        return payloads
-
-    def _check_damage(self, payloads: list[bytes], proven: int) -> None:
-        if proven > len(payloads):
-            raise _lost(self.folder, len(payloads) + 1, proven)
-
-    def _resume_segment(self, path: str, end: int, size: int) -> None:
-        if end < size:
-            logger.warning("log_tail_cut", extra={"path": path, "bytes": size - end})
-            self.disk.truncate(path, end)
+    def _resume_segment(self, content: LogContent) -> None:
+        path = segment_path(self.folder, content.segment)
+        if content.end < content.size:
+            cut = content.size - content.end
+            logger.warning("log_tail_cut", extra={"path": path, "bytes": cut})
+            self.disk.truncate(path, content.end)
         self._file = self.disk.open_append(path)
-        self._end = end
+        self._end = content.end
         self._file.fsync()
         self.disk.fsync_dir(self.folder)
 
@@ -147,12 +138,23 @@ class SessionLog:
 
     # --- appending (on the event loop) -----------------------------------------------------------
 
-    def append(self, payload: bytes, blob: tuple[str, bytes] | None = None) -> int:
-        """Queue an encoded frame and give its number. Raises the log's failure, if it has failed."""
+    def append(
+        self,
+        payload: bytes,
+        blob: tuple[str, bytes] | None = None,
+        *,
+        start: Start | None = None,
+    ) -> int:
+        """Queue an encoded frame and give its number. Raises the log's failure, if it has failed.
+
+        start: the frame is a CHECKPOINT, and a new segment begins with it.
+        """
         if self.failure is not None:
             raise self.failure
         self.appended_number += 1
-        self._queue.append(Pending(number=self.appended_number, payload=payload, blob=blob))
+        self._bytes_since_start = 0 if start else self._bytes_since_start + len(payload)
+        pending = Pending(number=self.appended_number, payload=payload, blob=blob, start=start)
+        self._queue.append(pending)
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.get_running_loop().create_task(self._flush())
             self._flusher.add_done_callback(self._flushed)
@@ -180,15 +182,20 @@ class SessionLog:
         """The bytes of a body. Raises VolumeFailedError if the blob is gone or was changed."""
         if body.inline is not None:
             return body.inline
-        content = self._staged.get(body.blob)
-        if content is None:
-            path = f"{self.folder}/blobs/{body.blob}"
-            try:
-                content = await asyncio.to_thread(self.disk.read, path)
-            except OSError as error:
-                raise VolumeFailedError(f"blob {path} cannot be read: {error}") from error
-            if crc32c(content) != body.crc:
-                raise VolumeFailedError(f"blob {path} does not have its recorded checksum")
+        staged = self._staged.get(body.blob)
+        return await asyncio.to_thread(self.read_body_now, body) if staged is None else staged
+
+    def read_body_now(self, body: Body) -> bytes:
+        """As `read_body` (blocking), for a body that is durable."""
+        if body.inline is not None:
+            return body.inline
+        path = f"{self.folder}/blobs/{body.blob}"
+        try:
+            content = self.disk.read(path)
+        except OSError as error:
+            raise VolumeFailedError(f"blob {path} cannot be read: {error}") from error
+        if crc32c(content) != body.crc:
+            raise VolumeFailedError(f"blob {path} does not have its recorded checksum")
         return content
 
     def blob_names(self) -> list[str]:
@@ -198,7 +205,7 @@ class SessionLog:
     async def read_result(self, body: Body, frame: int) -> bytes:
         """The bytes of a result whose inline copy may have been let go: RESULT is `frame`."""
         if body.inline is None and not body.blob:
-            again = await asyncio.to_thread(self.read_frame, frame)
+            again = await asyncio.to_thread(read_frame, self.disk, self.folder, frame)
             if not isinstance(again, Result):
                 raise VolumeFailedError(f"frame {frame} of log {self.folder} holds no result")
             body = again.result
@@ -206,6 +213,43 @@ class SessionLog:
 
     async def remove_blobs(self, names: Sequence[str]) -> None:
         await asyncio.to_thread(self._remove_blobs, names)
+
+    # --- retention -------------------------------------------------------------------------------
+
+    @property
+    def start_due(self) -> bool:
+        """The newest segment is long enough: a CHECKPOINT should begin another."""
+        return self._bytes_since_start >= limits.SEGMENT_BYTES
+
+    async def trim(self, needed_from: int) -> bool:
+        """Remove the segments that lie wholly below a CHECKPOINT at or below frame `needed_from`.
+
+        True if any was removed.
+        """
+        number = max((n for n, s in self._starts.items() if s.frame <= needed_from), default=0)
+        start = self._starts.get(number)
+        if start is None or start.frame <= self.first_number:
+            return False
+        if start.frame > self.durable_number:
+            return False
+        await asyncio.to_thread(self._remove_segments_before, number)
+        self.first_number = start.frame
+        for gone in [n for n in self._starts if n < number]:
+            del self._starts[gone]
+        return True
+
+    def _remove_segments_before(self, number: int) -> None:
+        """Oldest first, each durably: what a crash leaves is a log without a hole."""
+        for old in segment_numbers(self.disk, self.folder):
+            if old < number:
+                self.disk.remove(segment_path(self.folder, old))
+                self.disk.fsync_dir(self.folder)
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest usage that the log can tell again."""
+        return min((start.first_seq for start in self._starts.values()
+                    if start.frame == self.first_number), default=1)  # fmt: skip
 
     async def close(self) -> None:
         """Wait for what was appended, unless the volume is full, then close the file."""
@@ -215,22 +259,37 @@ class SessionLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None
 
     # --- writing ---------------------------------------------------------------------------------
 
     async def _flush(self) -> None:
         while self._queue and self.failure is None:
-            batch, self._queue = self._queue, []
+            # A frame that begins a segment begins a write.
+            starts = (at for at, pending in enumerate(self._queue) if at and pending.start)
+            until = next(starts, len(self._queue))
+            batch, self._queue = self._queue[:until], self._queue[until:]
             try:
                 await self._write_until_done(batch)
             except OSError as error:
                 self._fail(VolumeFailedError(f"log {self.folder} cannot be written: {error}"))
                 return
             self.durable_number = batch[-1].number
+            self._tell_durable()
             for pending in batch:
                 if pending.blob is not None:
                     self._staged.pop(pending.blob[0], None)
             self._wake()
+
+    def _tell_durable(self) -> None:
+        """Proves later that the last frame was whole once. Not synced: it may lag, never run ahead."""
+        if self._cell is not None:
+            try:
+                self._cell.write(pack_told(self.durable_number))
+            except OSError as error:
+                logger.info("log_cell_failed", extra={"folder": self.folder, "error": str(error)})
 
     def _flushed(self, flusher: asyncio.Task[None]) -> None:
         """What waits must hear of a writer that died of anything else than the disk."""
@@ -260,7 +319,7 @@ class SessionLog:
         """
         try:
             self._write_blobs(batch)
-            if self._end >= limits.SEGMENT_BYTES_MAX or self._file is None:
+            if batch[0].start or self._end >= limits.SEGMENT_BYTES_MAX or self._file is None:
                 self._begin_segment(batch)
             else:
                 self._end += self._write_frames(self._file, batch)
@@ -275,10 +334,7 @@ class SessionLog:
     def _undo(self) -> None:
         """Cut half-written frames off, so that the next try begins where the last good one ended."""
         if self._file is not None:
-            self.disk.truncate(self._segment_path(), self._end)
-
-    def _segment_path(self) -> str:
-        return f"{self.folder}/log-{self._segment:08d}.seg"
+            self.disk.truncate(segment_path(self.folder, self._segment), self._end)
 
     def _write_blobs(self, batch: list[Pending]) -> None:
         blobs = [pending.blob for pending in batch if pending.blob is not None]
@@ -313,7 +369,7 @@ class SessionLog:
         if old is not None:
             old.close()
         self._segment += 1
-        path = self._segment_path()
+        path = segment_path(self.folder, self._segment)
         self.disk.remove(path)
         file = self.disk.open_append(path)
         try:
@@ -327,6 +383,8 @@ class SessionLog:
                 self._segment -= 1
             raise
         self._file, self._end = file, HEADER_BYTES + size
+        if batch and batch[0].start is not None:
+            self._starts[self._segment] = batch[0].start
 
     def _remove_blobs(self, names: Sequence[str]) -> None:
         for name in names:
@@ -359,16 +417,11 @@ def _is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _decode(folder: str, number: int, payload: bytes) -> Frame:
-    try:
-        return decode_frame(payload)
-    except msgspec.MsgspecError as error:
-        raise LogLostError(
-            f"frame {number} of log {folder} is whole but unknown to this version: {error}"
-        ) from error
-
-
-def _lost(folder: str, first: int, last: int) -> LogLostError:
-    return LogLostError(
-        f"log {folder} lost frames {first} to {last}, which had been durable; restore the volume"
-    )
+def bytes_since_start(frames: Sequence[Frame], payloads: Sequence[bytes]) -> int:
+    """Bytes behind the last CHECKPOINT."""
+    total = 0
+    for frame, payload in zip(reversed(frames), reversed(payloads), strict=True):
+        if isinstance(frame, Checkpoint):
+            break
+        total += len(payload)
+    return total

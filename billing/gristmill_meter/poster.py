@@ -91,6 +91,7 @@ class Poster:
                 epoch=session.log.epoch,
                 attempt=attempt,
                 head_seq=head_seq,
+                first_seq=self._first_seq(),
             )
         )
         if cursor.acked_seq > state.head_seq:
@@ -102,6 +103,12 @@ class Poster:
         self._registered_attempt = attempt
         self._acknowledged(cursor.acked_seq)
         session.admit()
+
+    def _first_seq(self) -> int:
+        """What is at hand, or can be read from the log again."""
+        events = self.session.state.events
+        oldest = events[0][1].producer_seq if events else self.session.state.head_seq + 1
+        return min(oldest, self.session.log.first_seq)
 
     def _durable_head(self) -> int:
         """Highest usage sequence that is durable. Not waited for: a full volume must not hold back the rest."""

@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from gristmill_contracts.http import TERMINAL_STATES, OperationState, Problem
 from gristmill_contracts.ids import OpId, SessionUid, Stream, TenantName
 from gristmill_contracts.operations import CheckpointRef
@@ -18,9 +20,11 @@ NOTHING: Final = Counts()
 NOBODY: Final = TenantName("")
 
 
-@dataclass(slots=True, kw_only=True)
-class Record:
-    """One operation, from its INTENT (or refusal) on. Frame numbers say what its answers wait for."""
+class Record(msgspec.Struct, kw_only=True, array_like=True):
+    """One operation, from its INTENT (or refusal) on. Frame numbers say what its answers wait for.
+
+    A checkpoint holds records as arrays: fields are added at the end, with a default.
+    """
 
     stream: Stream
     number: int
@@ -91,7 +95,9 @@ class SessionState:
     missing_since_us: int | None = None
     log_number: int = 0
     executed: list[int] = field(default_factory=list)
-    """executed[i]: train number of the operation with index i + 1."""
+    """executed[i]: train number of the operation with index executed_before + i + 1."""
+    executed_before: int = 0
+    """Executed operations, the first ones, that are forgotten: both snapshots hold them."""
     snapshots: tuple[int, int] = (0, 0)
     """Applied counts of the older and the newer snapshot."""
     snapshot_wall_us: int = 0
@@ -107,6 +113,10 @@ class SessionState:
     inline_results: deque[Key] = field(default_factory=deque)
     """Those whose result is in memory, oldest first."""
     inline_bytes: int = 0
+    ended: deque[Key] = field(default_factory=deque)
+    """Operations that have ended and whose records are kept, in that order."""
+    lingering: dict[Key, None] = field(default_factory=dict)
+    """Those of them that are past retention, and needed all the same."""
     events: deque[tuple[int, UsageEvent]] = field(default_factory=deque)
     """(frame number, event) of what the ledger may not have yet, in producer order."""
     head_seq: int = 0
@@ -122,5 +132,16 @@ class SessionState:
     def op_id(self, record: Record) -> OpId:
         return OpId(self.uid, record.stream, record.number)
 
+    @property
+    def executed_count(self) -> int:
+        """Index of the train operation that was executed last."""
+        return self.executed_before + len(self.executed)
+
     def record_of_index(self, index: int) -> Record:
-        return self.records["train", self.executed[index - 1]]
+        return self.records["train", self.executed[index - self.executed_before - 1]]
+
+    def executed_between(self, after: int, until: int | None = None) -> list[Record]:
+        """Records of the indices above `after`, up to `until` (None = the last)."""
+        stop = None if until is None else until - self.executed_before
+        numbers = self.executed[max(0, after - self.executed_before) : stop]
+        return [self.records["train", number] for number in numbers]

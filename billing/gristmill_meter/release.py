@@ -30,15 +30,27 @@ async def poll_operation(
     does not exist, or whose result is no longer kept.
     """
     session.check_log()
-    if key not in session.state.records:
-        raise NotFoundError(f"session {session.state.uid} has no operation {key[0]}/{key[1]}")
+    record = session.state.records.get(key)
+    if record is None:
+        raise _unknown(session, key)
     session.polls_held += 1
     try:
         await session.hold(key, wait_s if session.polls_held <= limits.HELD_POLLS_MAX else 0)
-        return await _release(session, session.state.records[key], gone)
+        return await _release(session, session.state.records.get(key, record), gone)
     finally:
         session.polls_held -= 1
         session.pulse.ring()
+
+
+def _unknown(session: Session, key: Key) -> NotFoundError:
+    state = session.state
+    last = state.next_number - 1 if key[0] == "train" else state.log_number
+    if 1 <= key[1] <= last:
+        return NotFoundError(
+            f"operation {key[0]}/{key[1]} of session {state.uid} ended long ago; results are kept for "
+            f"{session.settings.result_retention_s:.0f} s"
+        )
+    return NotFoundError(f"session {state.uid} has no operation {key[0]}/{key[1]}")
 
 
 async def _release(

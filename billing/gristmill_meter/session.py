@@ -22,12 +22,15 @@ from gristmill_contracts.http import (
 )
 from gristmill_contracts.usage import Counts
 from gristmill_meter import frames
+from gristmill_meter.checkpoints import encode_state
 from gristmill_meter.clocks import boottime_us
 from gristmill_meter.disk import Disk
 from gristmill_meter.frames import Frame, checked_frame
 from gristmill_meter.log import SessionLog
+from gristmill_meter.log_files import Start
 from gristmill_meter.metrics import Metrics
 from gristmill_meter.pulse import Pulse
+from gristmill_meter.rebuild import rebuild
 from gristmill_meter.records import Key, Record, SessionState
 from gristmill_meter.settings import MeterSettings
 from gristmill_meter.state import apply
@@ -103,8 +106,8 @@ class Session:
         self.opened_us = self.now_us()
         self.log.on_durable = self._on_durable
         try:
-            for frame in await asyncio.to_thread(self.log.recover, self.opened_us):
-                apply(self.state, frame)
+            kept = await asyncio.to_thread(self.log.recover, self.opened_us)
+            rebuild(self.state, self.log, kept)
         except OSError as error:
             self.broken = UnavailableError(f"the log cannot be opened: {error}")
             self.crashed_us = self.now_us()  # It may be a passing trouble of the volume: try again.
@@ -151,9 +154,27 @@ class Session:
             self._ending.append((number, record.key))
             self.metrics.operation_ended(self.state, record)
         self.metrics.frame_written(self.state, frame)
+        if self.log.start_due and not self.state.closed:
+            self._write_checkpoint()
         self.announce()
         self.pulse.ring()
         return number
+
+    def _write_checkpoint(self) -> None:
+        """Begin a segment with all that the log says so far, so that older ones can go.
+
+        It must not take the room of results that are on their way: then it has time.
+        """
+        state = self.state
+        content = encode_state(state)
+        if self.disk.free_bytes() - state.room_bytes < len(content) + limits.FRAME_BYTES_MAX:
+            return
+        first_seq = state.events[0][1].producer_seq if state.events else state.head_seq + 1
+        body, blob = self.log.make_body(f"checkpoint-{state.frames + 1}.state", content)
+        frame = frames.Checkpoint(state=body, first_seq=first_seq, at_us=self.now_us())
+        apply(state, frame)
+        start = Start(frame=state.frames, first_seq=first_seq)
+        self.log.append(checked_frame(frame), blob, start=start)
 
     def _on_durable(self) -> None:
         """The log's durable number has grown, or the log has failed."""
@@ -238,7 +259,7 @@ class Session:
         may = self.may_release
         self.release_until_us = max(self.release_until_us, sent_us + int(seconds * 1e6))
         if self.may_release and not may:
-            for key in [key for key in self._held if self.ended(self.state.records[key])]:
+            for key in [key for key in self._held if self._has_ended(key)]:
                 self._let_go(key)  # They waited for an end that could not be told before.
             self.pulse.ring()
 
@@ -252,6 +273,10 @@ class Session:
         """Ended, and its end may be told."""
         durable = record.terminal and record.settled_frame <= self.log.durable_number
         return durable and self.may_release
+
+    def _has_ended(self, key: Key) -> bool:
+        record = self.state.records.get(key)
+        return record is None or self.ended(record)
 
     def visible(self, record: Record) -> OperationState:
         """The state that may be told: an end only once it is durable."""
@@ -348,8 +373,7 @@ class Session:
         """Bring usage back that was acknowledged once and that the ledger has lost since."""
         await self.log.durable(self.log.appended_number)
         again = SessionState(uid=self.state.uid)
-        for frame in await asyncio.to_thread(self.log.read_frames):
-            apply(again, frame)
+        rebuild(again, self.log, await asyncio.to_thread(self.log.read_frames))
         kept = (
             self.state.events[0][1].producer_seq if self.state.events else self.state.head_seq + 1
         )

@@ -8,7 +8,7 @@ from gristmill_contracts.http import OperationState, Problem
 from gristmill_contracts.ids import Stream, UsageKind, event_id
 from gristmill_contracts.usage import Counts, Outcome, UsageEvent
 from gristmill_meter import frames
-from gristmill_meter.frames import Body, Frame
+from gristmill_meter.frames import Frame
 from gristmill_meter.records import STATELESS_KINDS, Record, SessionState
 
 
@@ -17,7 +17,7 @@ def apply(state: SessionState, frame: Frame) -> list[Record]:
     state.frames += 1
     handler: Callable[..., list[Record]] = _HANDLERS[type(frame)]
     ended = handler(state, frame)
-    if not isinstance(frame, frames.Snapshot | frames.Closed):
+    if not isinstance(frame, frames.Snapshot | frames.Closed | frames.Checkpoint):
         state.last_activity_us = max(state.last_activity_us, frame.at_us)
     return ended
 
@@ -69,6 +69,7 @@ def _refused(state: SessionState, frame: frames.Refused) -> list[Record]:
         settled_frame=state.frames,
     )
     _receive(state, record, frame.at_us)
+    state.ended.append(record.key)
     return [record]
 
 
@@ -133,9 +134,9 @@ def _executed(state: SessionState, record: Record, index: int, wall_us: int) -> 
     record.index, record.wall_us = index, wall_us
     if index == 0:
         return
-    if index != len(state.executed) + 1:
+    if index != state.executed_count + 1:
         raise InvariantError(
-            f"{state.op_id(record)} has index {index} behind {len(state.executed)} executed ones"
+            f"{state.op_id(record)} has index {index} behind {state.executed_count} executed ones"
         )
     state.executed.append(record.number)
     state.snapshot_wall_us += wall_us
@@ -166,6 +167,7 @@ def _end(state: SessionState, record: Record, how: OperationState, at_us: int) -
     state.open_bytes -= record.payload.size if record.payload else 0
     state.room_bytes -= record.room_bytes
     record.state, record.ended_us, record.settled_frame = how, at_us, state.frames
+    state.ended.append(record.key)
     return record
 
 
@@ -233,10 +235,9 @@ def _snapshot(state: SessionState, frame: frames.Snapshot) -> list[Record]:
     older, newer = state.snapshots
     if frame.applied != newer:
         state.snapshots = (newer, frame.applied)
-        for number in state.executed[older:newer]:
-            state.records["train", number].payload = None
-    since = state.executed[frame.applied :]
-    records = [state.records["train", number] for number in since]
+        for record in state.executed_between(older, newer):
+            record.payload = None
+    records = state.executed_between(frame.applied)
     state.snapshot_wall_us = sum(record.wall_us for record in records)
     state.snapshot_bytes = sum(record.payload.size for record in records if record.payload)
     state.snapshot_forced = False
@@ -253,38 +254,9 @@ def _closed(state: SessionState, frame: frames.Closed) -> list[Record]:
     return []
 
 
-def forget_results(state: SessionState, ended_before_us: int) -> None:
-    """Let go of results whose retention is over. Not in the log: a later start forgets them again."""
-    while state.results:
-        record = state.records[state.results[0]]
-        if record.ended_us >= ended_before_us:
-            return
-        if record.result is not None and record.result.inline is not None:
-            state.inline_bytes -= record.result.size
-        record.result = None
-        state.results.popleft()
-
-
-def trim_results(state: SessionState, bytes_max: int) -> None:
-    """Let go of the oldest inline results in memory; the log keeps them, each in its RESULT frame."""
-    while state.inline_results and state.inline_bytes > bytes_max:
-        record = state.records[state.inline_results.popleft()]
-        if record.result is not None and record.result.inline is not None:
-            state.inline_bytes -= record.result.size
-            record.result = Body(size=record.result.size, crc=record.result.crc)
-
-
-def blob_is_needed(state: SessionState, name: str) -> bool:
-    """Whether a blob file holds a payload or a result that may still be asked for."""
-    operation, _, part = name.rpartition(".")
-    stream, _, number = operation.partition("-")
-    if not number.isdecimal() or stream not in ("train", "log"):
-        return False
-    record = state.records.get(("train" if stream == "train" else "log", int(number)))
-    body = None
-    if record is not None:
-        body = record.payload if part == "op" else record.result
-    return body is not None and body.blob == name
+def _checkpoint(state: SessionState, frame: frames.Checkpoint) -> list[Record]:
+    """It says what the state is already: read from it, or by the frames before."""
+    return []
 
 
 _HANDLERS: Final[dict[type[Any], Callable[..., list[Record]]]] = {  # Any: one type per frame
@@ -300,4 +272,5 @@ _HANDLERS: Final[dict[type[Any], Callable[..., list[Record]]]] = {  # Any: one t
     frames.Snapshot: _snapshot,
     frames.SessionFailed: _session_failed,
     frames.Closed: _closed,
+    frames.Checkpoint: _checkpoint,
 }

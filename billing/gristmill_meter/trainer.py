@@ -43,7 +43,7 @@ class Trainer:
             elif decision.verb == "skip":
                 session.skip([decision.record.key], decision.reason)
             else:
-                await self.execution.run(decision.record, len(session.state.executed) + 1)
+                await self.execution.run(decision.record, session.state.executed_count + 1)
 
     async def _idle(self) -> None:
         """Until something changes. A lost worker is opened again at once, not at the next operation."""

@@ -249,6 +249,9 @@ class RegisterProducer(msgspec.Struct, kw_only=True):
     """Grows when a new log is begun for the session. A lower one than known is fenced."""
     attempt: int
     head_seq: int
+    first_seq: int = 1
+    """The lowest usage sequence that the log still holds. Where the ledger has less than what lies before
+    it (it was restored from an old backup), that is a gap: recorded, and passed over."""
 
 
 class ProducerCursor(msgspec.Struct, kw_only=True):

@@ -114,6 +114,35 @@ HELD_SUBMITS_MAX: Final = 1000
 """Submits of one gateway that wait for a pod at once; past it they are told to try again at once."""
 HELD_SUBMITS_PER_SESSION_MAX: Final = 64
 
+# --- inbox and archive ---------------------------------------------------------------------------
+INBOX_OPERATIONS_MAX: Final = 1024
+"""Operations of one session that wait for a meter; past it 429."""
+INBOX_BYTES_MAX: Final = 256 * 2**20
+"""Bytes of operations of one session that wait for a meter; past it 429."""
+INBOX_PAGE_OPERATIONS_MAX: Final = 256
+INBOX_PAGE_BYTES_MAX: Final = 32 * 2**20
+"""A meter takes what waits in pages of so many operations and bytes, at least one."""
+INBOX_SERVED_S: Final = 6.0
+"""A session counts as served for so long after its meter's last heartbeat; then its inbox is open again."""
+INBOX_LOG_NUMBER_MIN: Final = 2**50
+"""Keyless operations that came through the inbox have numbers from here on, so that they never meet those
+that a meter gives: the time in microseconds."""
+ARCHIVE_OPERATIONS_MAX: Final = 100_000
+"""Operations of one session in the archive; the newest are kept."""
+ARCHIVE_BYTES_MAX: Final = 4 * 2**30
+"""Bytes of results of one session in the archive; the newest are kept."""
+ARCHIVE_PAGE_OPERATIONS_MAX: Final = 1000
+ARCHIVE_PAGE_BYTES_MAX: Final = 16 * 2**20
+"""A meter ships results in pages of so many operations and bytes, at least one."""
+ARCHIVE_RETENTION_S_MAX: Final = 31 * 86_400.0
+"""Longest retention that a meter may ask for."""
+ARCHIVE_SHIP_S_MAX: Final = 300.0
+"""How long the end of a session waits for a ledger that does not take its results."""
+ARCHIVE_SWEEP_S: Final = 60.0
+"""How often the ledger looks for archived results whose retention is over."""
+ARCHIVE_SWEEP_MAX: Final = 1000
+"""Results that are removed in one transaction."""
+
 # --- meter log -----------------------------------------------------------------------------------
 FRAME_BYTES_MAX: Final = 1 * 2**20
 INLINE_PAYLOAD_BYTES_MAX: Final = 16 * 2**10
@@ -224,3 +253,11 @@ if RELEASE_GRANT_S < 5 * HEARTBEAT_S:
     raise AssertionError("a release grant must outlive some lost heartbeats")
 if WORKER_GRACE_S >= POD_GRACE_S:
     raise AssertionError("the meter needs a part of the pod's grace to ship its log")
+if min(SEQUENCE_AHEAD_MAX, QUEUED_OPERATIONS_MAX) < INBOX_OPERATIONS_MAX:
+    raise AssertionError("what an inbox took must fit into the session's log")
+if INBOX_BYTES_MAX > QUEUED_BYTES_MAX:
+    raise AssertionError("what an inbox took must fit into the session's log")
+if INBOX_SERVED_S < 2 * HEARTBEAT_S:
+    raise AssertionError("a session must not look forsaken between two heartbeats")
+if not 2**50 <= INBOX_LOG_NUMBER_MIN < SEQUENCE_NUMBER_MAX:
+    raise AssertionError("numbers of the inbox must be readable by every client")

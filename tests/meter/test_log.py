@@ -70,7 +70,7 @@ async def test_after_a_failed_fsync_the_frames_go_into_a_new_segment() -> None:
     disk.fail_fsyncs = 1
     await log.durable(append(log, 2))
     await log.durable(append(log, 3))
-    assert disk.list("s") == ["epoch", "log-00000001.seg", "log-00000002.seg"]
+    assert disk.list("s") == ["durable", "epoch", "log-00000001.seg", "log-00000002.seg"]
     for survivor in (disk.crash(), disk.crash(random.Random(1)), disk.killed()):
         assert opened(survivor)[1] == [claim(1), claim(2), claim(3)]
 
@@ -104,7 +104,7 @@ async def test_a_full_volume_is_tried_again_until_there_is_room(
     await log.durable(number)
     assert not log.full
     assert opened(disk.crash())[1] == [claim(1), claim(2)]
-    assert disk.list("s") == ["epoch", "log-00000001.seg"]
+    assert disk.list("s") == ["durable", "epoch", "log-00000001.seg"]
 
 
 async def test_a_large_body_is_durable_before_the_frame_that_names_it() -> None:

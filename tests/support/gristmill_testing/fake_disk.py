@@ -46,6 +46,23 @@ class FakeDiskAppender:
         pass
 
 
+class FakeCell:
+    """What it says reaches the disk by and by: the write before the last has arrived."""
+
+    def __init__(self, disk: "FakeDisk", file: FakeFile) -> None:
+        self.disk = disk
+        self.file = file
+
+    def write(self, content: bytes) -> None:
+        with self.disk.lock:
+            if self.disk.frozen is None:
+                self.file.durable = bytes(self.file.content)
+                self.file.content = bytearray(content)
+
+    def close(self) -> None:
+        pass
+
+
 class FakeDisk:
     """Implements `gristmill_meter.disk.Disk`. Folders are implied by paths, names durable by fsync_dir.
 
@@ -80,6 +97,11 @@ class FakeDisk:
             self.before("open", path, b"")
             file = self.files.setdefault(path, FakeFile())
             return FakeDiskAppender(self, path, file)
+
+    def open_cell(self, path: str) -> "FakeCell":
+        with self.lock:
+            self.before("open", path, b"")
+            return FakeCell(self, self.files.setdefault(path, FakeFile()))
 
     def read(self, path: str) -> bytes:
         with self.lock:

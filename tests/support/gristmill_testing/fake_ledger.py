@@ -59,6 +59,8 @@ class FakeLedger:
     checkpoint_error: GristmillError | None = None
     calls: Counter[str] = field(default_factory=Counter)
     clock_us: Callable[[], int] = boottime_us
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """(acked_seq, head_seq) of usage that no log holds any more."""
     grants: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Session -> the attempt that may release, and until when."""
 
@@ -72,6 +74,10 @@ class FakeLedger:
             )
         self.epochs[request.producer] = request.epoch
         self.attempts[request.producer] = request.attempt
+        acked = self.cursors.get(request.producer, 0)
+        if acked < request.first_seq - 1:
+            self.gaps.append((acked, request.first_seq - 1))
+            self.cursors[request.producer] = request.first_seq - 1
         return self._cursor(request.producer)
 
     async def post_batch(self, batch: UsageBatch, attempt: int) -> ProducerCursor:

@@ -74,7 +74,7 @@ class Book:
 
     def end(self, number: int, *, failed: bool = False, stream: Stream = "train") -> None:
         """The operation ran, well or not."""
-        index = len(self.state.executed) + 1 if stream == "train" else 0
+        index = self.state.executed_count + 1 if stream == "train" else 0
         if failed:
             self.take(
                 frames.Failed(

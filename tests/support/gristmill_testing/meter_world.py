@@ -20,6 +20,7 @@ from gristmill_contracts.http import (
     Submitted,
 )
 from gristmill_contracts.ids import CheckpointId, SessionUid, Stream, TenantName
+from gristmill_contracts.units import now_us
 from gristmill_meter.clocks import boottime_us
 from gristmill_meter.driver import Driver
 from gristmill_meter.intake import refuse_number, submit_operation
@@ -60,6 +61,7 @@ class World:
         self.meter: Meter | None = None
         self.registers_first = False
         self.boottime_us: Callable[[], int] = boottime_us
+        self.clock_us: Callable[[], int] = now_us
         self.life = 0
         """Counts starts."""
         self.settings.assignments_dir.mkdir(parents=True, exist_ok=True)
@@ -76,6 +78,7 @@ class World:
             ledger=self.ledger,
             registers_first=self.registers_first,
             boottime_us=self.boottime_us,
+            clock=self.clock_us,
         )
         await self.meter.start()
         self.life += 1
