@@ -11,10 +11,12 @@ from typing import Final
 import msgspec
 from sqlalchemy import Connection, bindparam, select
 
+from gristmill_contracts import units
 from gristmill_contracts.errors import GristmillError, NotFoundError
 from gristmill_contracts.http import ProducerCursor, UsageBatch
 from gristmill_contracts.usage import UsageEvent
 from gristmill_ledger import schema
+from gristmill_ledger.budgets.settle import UNSETTLED, Settled, settle
 from gristmill_ledger.chain.rows import NewRow, append_rows, lock_head
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.decisions import Decision, Encoded, ProducerState, decide, oddities
@@ -57,6 +59,8 @@ class Stored:
     duplicates: int
     conflicts: list[UsageEvent]
     quarantined: int
+    settled: Settled = UNSETTLED
+    """What the whole commit did to budgets; with the first of its batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +88,15 @@ def store_batch(
 
 
 def store_batches(
-    connection: Connection, posts: Sequence[Post], *, book: str, now_us: int
+    connection: Connection, posts: Sequence[Post], *, book: str, now_us: int | None = None
 ) -> list[Stored | GristmillError]:
     """Store checked batches of one tenant, each after the ones before it, and move their cursors.
 
     The answer to each is its own: a batch that is refused changes nothing and stops no other.
+    now_us: None = by the clock.
     """
     tenant = posts[0].batch.events[0].tenant
+    now_us = units.now_us() if now_us is None else now_us
     states = {
         producer: find_producer(connection, producer)
         for producer in sorted({post.batch.producer for post in posts})
@@ -104,13 +110,17 @@ def store_batches(
     decided = [_decide(post, states, known) for post in posts]
     accepted = [each for each in decided if isinstance(each, Decided)]
     rows = _rows(connection, tenant, accepted, book=book, now_us=now_us)
+    settled = UNSETTLED
     if head is not None and any(rows):
         append_rows(connection, head, [row for of_batch in rows for row in of_batch], now_us)
+        new = [encoded.event for each in accepted for encoded in each.decision.new]
+        settled = settle(connection, tenant, new, now_us, book=book)
     for each in accepted:
         for conflict in each.decision.conflicts:
             _bury(connection, conflict, each.state, now_us)
     _move_cursors(connection, accepted)
-    stored = iter(map(_stored, accepted, rows))
+    made = [_stored(*each) for each in zip(accepted, rows, strict=True)]
+    stored = iter([replace(each, settled=settled) for each in made[:1]] + made[1:])
     return [next(stored) if isinstance(each, Decided) else each for each in decided]
 
 

@@ -138,9 +138,8 @@ def resolve(
     if post:
         add(changes, balance.period, Change(late_posted=balance.rest))
     voided = 0 if post else balance.rest
-    kind: Literal["posted", "voided"] = (
-        "voided" if voided or not balance.posted + balance.rest else "posted"
-    )
+    used = post or (balance.posted and not voided)
+    kind: Literal["posted", "voided"] = "posted" if used else "voided"
     connection.execute(
         _RESOLVE,
         {

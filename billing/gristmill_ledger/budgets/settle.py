@@ -49,6 +49,9 @@ class Settled:
     ended: tuple[holds.Resolved, ...] = ()
 
 
+UNSETTLED: Final = Settled()
+
+
 def settle(
     connection: Connection, tenant: str, events: Sequence[UsageEvent], now_us: int, *, book: str
 ) -> Settled:
@@ -66,7 +69,7 @@ def settle(
     balances = holds.lock_leases(connection, leases)
     budgets = figures.applicable(connection, scopes, now_us) if events else []
     if not leases and not budgets:
-        return Settled()
+        return UNSETTLED
     made = settlement(
         events,
         balances=balances,
