@@ -5,6 +5,7 @@ machine, loopback) everybody is trusted. Nothing here knows a route but which of
 """
 
 import hmac
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 METER_POSTS: Final = frozenset(
     {"/v1/producers", "/v1/usage/batches", "/v1/checkpoints", "/v1/heartbeats"}
 )
+METER_SESSION_POSTS: Final = re.compile(r"/v1/sessions/[^/]+/(inbox/claim|inbox/ack|archive)")
+"""The route sees to it that the session is the meter's own."""
 ARTIFACTS_PATH: Final = "/v1/artifacts/"
 SERVICES: Final[tuple[Service, ...]] = get_args(Service)
 
@@ -107,9 +110,13 @@ def identify(key: bytes | None, method: str, path: str, headers: Headers) -> Cal
         raise UnauthenticatedError(
             f"the secret of attempt {attempt} of session {session[:63]!r} is wrong"
         )
-    if not (method == "POST" and path in METER_POSTS) and not path.startswith(ARTIFACTS_PATH):
+    if not (method == "POST" and _is_meter_post(path)) and not path.startswith(ARTIFACTS_PATH):
         raise ForbiddenError(f"a meter may not use {method} {path[:200]}")
     return Caller(session=session, attempt=attempt)
+
+
+def _is_meter_post(path: str) -> bool:
+    return path in METER_POSTS or METER_SESSION_POSTS.fullmatch(path) is not None
 
 
 def _same(shown: bytes, secret: str) -> bool:

@@ -18,11 +18,13 @@ from gristmill_ledger.database import Database, open_engine
 from gristmill_ledger.directives import answer_heartbeats
 from gristmill_ledger.follower import Follower
 from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, store_heartbeats
+from gristmill_ledger.inbox_claims import waiting_sessions
 from gristmill_ledger.metrics import Metrics
 from gristmill_ledger.migrate import migrate
 from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.release import clock_us, grant_releases
 from gristmill_ledger.settings import LedgerSettings
+from gristmill_ledger.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Ledger:
         self.follower: Follower
         """Made by `open`, which also starts it."""
         self._following: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self._tenants: dict[str, str] = {}
         self._beaten = asyncio.Condition()
         self._beats = 0
@@ -83,13 +86,16 @@ class Ledger:
             database=self.database, metrics=self.metrics, book=settings.price_book
         )
         self._following = asyncio.create_task(self.follower.run(), name="follower")
+        sweeper = Sweeper(database=self.database, bodies=self.bodies)
+        self._sweeping = asyncio.create_task(sweeper.run(), name="sweeper")
         log.info("ledger_opened", extra={"database": engine.url.render_as_string()})
 
     async def close(self) -> None:
         await self.wake()
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait([self._following])
+        for task in (self._following, self._sweeping):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         await asyncio.to_thread(self.database.close)
         log.info("ledger_closed")
 
@@ -117,6 +123,8 @@ class Ledger:
             stored = store_heartbeats(connection, heartbeats)
             answer = answer_heartbeats(connection, heartbeats)
             answer.release_until_s = grant_releases(connection, heartbeats, clock_us(connection))
+            uids = {beat.view.uid for beat in heartbeats}
+            answer.inbox = waiting_sessions(connection, uids)
             return stored, answer
 
         stored, answer = await self.database.write(work)

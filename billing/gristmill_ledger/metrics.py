@@ -43,6 +43,19 @@ class Metrics:
             "Gaps in a session's usage that were put on record",
             registry=self.registry,
         )
+        self.inbox_operations = Counter(
+            names.LEDGER_INBOX_OPERATIONS,
+            "Operations accepted while no meter served, by what became of them",
+            ["result"],
+            registry=self.registry,
+        )
+        for result in ("accepted", "taken", "skipped"):
+            self.inbox_operations.labels(result)
+        self.archived_operations = Counter(
+            names.LEDGER_ARCHIVED_OPERATIONS,
+            "Ended operations whose results are served after their session's meter has gone",
+            registry=self.registry,
+        )
         self.commit_seconds = Histogram(
             names.LEDGER_COMMIT_SECONDS,
             "Time of a writing transaction, commit included",

@@ -29,4 +29,5 @@ def problem_of(error: GristmillError) -> Problem:
         message=error.message,
         retryable=error.retryable,
         expected_seq=expected,
+        last_number=getattr(error, "last_number", None),
     )

@@ -21,6 +21,8 @@ class HeartbeatAnswer(msgspec.Struct, kw_only=True):
     leases: dict[str, float] = {}
     """Budget lease -> for how long, counted from sending the heartbeat, it may be spent. One that was asked
     about and is missing has ended, or is not its session's."""
+    inbox: list[SessionUid] = []
+    """Sessions whose inbox holds something although their meter serves: take it now."""
     budgets: dict[str, int] = {}
     """Session uid -> version of its tenant's budgets (contracts.budgets.Lease.version)."""
 

@@ -80,6 +80,12 @@ class FencedError(ConflictError):
     code = "fenced"
 
 
+class ServedError(ConflictError):
+    """A meter serves this session: its operations go there, not into the inbox."""
+
+    code = "served"
+
+
 class OperationFailedError(GristmillError):
     """The operation ran and failed; nothing of it stays. The session goes on."""
 

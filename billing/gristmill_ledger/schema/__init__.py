@@ -13,6 +13,9 @@ from gristmill_ledger.schema import budgets as budgets
 from gristmill_ledger.schema import rating as rating
 from gristmill_ledger.schema.base import INT64
 from gristmill_ledger.schema.base import metadata as metadata
+from gristmill_ledger.schema.inbox import archive as archive
+from gristmill_ledger.schema.inbox import inbox as inbox
+from gristmill_ledger.schema.inbox import inbox_entry as inbox_entry
 from gristmill_ledger.schema.release import release_grant as release_grant
 
 tenant = Table(

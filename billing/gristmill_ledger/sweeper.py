@@ -1,0 +1,43 @@
+"""Removes archived results whose retention is over: one task of each ledger process."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from gristmill_contracts import limits
+from gristmill_contracts.errors import GristmillError
+from gristmill_ledger.archive import sweep
+from gristmill_ledger.artifact_port import ArtifactStore
+from gristmill_ledger.bodies import drop_bodies
+from gristmill_ledger.database import Database
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Sweeper:
+    """`run` it as a task; cancel it to end it."""
+
+    database: Database
+    bodies: ArtifactStore
+
+    async def run(self) -> None:
+        """Never ends by itself: what fails is tried again."""
+        while True:
+            await asyncio.sleep(limits.ARCHIVE_SWEEP_S)
+            try:
+                while await self.step():
+                    pass
+            except GristmillError as error:
+                log.warning("archive_not_swept", extra={"reason": error.message})
+            except Exception:
+                log.exception("archive_sweep_failed")
+
+    async def step(self) -> bool:
+        """Remove some; whether there may be more. Rows first: a body that stays is named by nobody."""
+        expired = await self.database.write(sweep)
+        for tenant, blob in expired.blobs:
+            await drop_bodies(self.bodies, tenant, [blob])
+        if expired.rows:
+            log.info("archive_swept", extra={"rows": expired.rows})
+        return expired.rows >= limits.ARCHIVE_SWEEP_MAX
