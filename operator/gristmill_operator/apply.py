@@ -197,6 +197,8 @@ class ClusterHands:
             check_owned(found, session, "job")
 
     async def _record_gap(self, session: TrainingSession, action: planned.RecordGap) -> None:
+        if action.reason == planned.VOLUME_LOST:
+            await self._check_lost(session)
         gap = UsageGap(
             attempt=action.attempt,
             acked_seq=action.acked_seq,
@@ -206,6 +208,16 @@ class ClusterHands:
         )
         await self.ledger.record_gap(session_uid(session), gap)
         self.memory.gaps[session.metadata.uid] = action.attempt
+
+    async def _check_lost(self, session: TrainingSession) -> None:
+        """Past the cache: a record of what is not lost could not be taken back. Raises ConflictError."""
+        namespace, name = session.metadata.namespace, state_claim_name(session.metadata.name)
+        try:
+            found = await self.cluster.get(CLAIMS, namespace, name)
+        except NotFoundError:
+            return
+        if "deletionTimestamp" not in found["metadata"]:
+            raise ConflictError(f"volume claim {namespace}/{name} is there after all")
 
     async def _keep_volume(self, session: TrainingSession, *, unflushed: bool) -> None:
         """From now on the session does not own it. It says until when it is kept, if it may go at all."""

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from gristmill_contracts import labels
+from gristmill_contracts import conditions, labels
 from gristmill_contracts.errors import (
     ConflictError,
     ForbiddenError,
@@ -119,6 +119,9 @@ class Placer:
         namespace, name = seating.namespace, state_claim_name(seating.name)
         found = self.cache.get(CLAIMS, namespace, name)
         if found is None:
+            if conditions.is_true(seating.session.status.conditions, conditions.STARTED):
+                # It went since the look: with an empty one the session would go on as if it had no past.
+                raise ConflictError(f"volume claim {namespace}/{name} is gone, and the log with it")
             wanted = asked(state_claim(seating))
             await patient(lambda: self.cluster.apply(CLAIMS, wanted))
             return

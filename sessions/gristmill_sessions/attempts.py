@@ -74,6 +74,19 @@ def is_lost(observed: Observed, pod: Pod) -> bool:
     return pod.node_gone or overdue
 
 
+def is_volume_gone(observed: Observed) -> bool:
+    """The present attempt was claimed, its claim is not there, and no pod could still have it open: of rank 0, as
+    others have none, on a node that is heard of."""
+    cluster, status = cluster_of(observed), observed.session.status
+    if observed.attempt == 0 or status.attempt != observed.attempt:
+        return False
+    holds = any(
+        pod.node and not pod.rank and not pod.ended and not is_lost(observed, pod)
+        for pod in own_pods(observed)
+    )
+    return not (cluster.volume.found or cluster.namespace_terminating or holds)
+
+
 def all_ready(observed: Observed) -> bool:
     pods = present_pods(observed)
     return len(pods) == ranks(observed) and all(_serves(pod) for pod in pods.values())

@@ -5,7 +5,7 @@ out the same actions, each in its own way.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from gristmill_contracts import conditions
 from gristmill_contracts.http import Heartbeat
@@ -188,6 +188,10 @@ class RemoveDrainJob:
 
     name: str
     uid: str
+
+
+VOLUME_LOST: Final = "VolumeLost"
+"""Reason of a gap: the claim is gone. Whoever records it asks the API server itself first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

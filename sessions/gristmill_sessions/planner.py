@@ -40,6 +40,7 @@ from gristmill_sessions.policies.settling import (
     wake_in_time,
 )
 from gristmill_sessions.policies.starting import acceptance, adopt, placement, registration
+from gristmill_sessions.policies.volume_lost import log_lost
 from gristmill_sessions.state import derive_state
 
 Policy = Callable[[Observed], Plan | None]
@@ -67,6 +68,7 @@ CLUSTER_CHAIN: Final[tuple[Policy, ...]] = (
     halt,
     tenant_deleted,
     strays,
+    log_lost,
     fatal,
     attempt_over,
     pending_timeout,

@@ -142,7 +142,8 @@ def forget(world: ModelCluster) -> None:
 
 
 def lose_volume(world: ModelCluster) -> None:
-    if not any(world.lives(pod) for pod in world.real.pods.values()):
+    """A claim is protected while a pod that has a node uses it."""
+    if not any(world.lives(pod) and pod.node for pod in world.real.pods.values()):
         world.real.volume = Volume()
 
 

@@ -22,6 +22,7 @@ from gristmill_sessions.attempts import (
 )
 from gristmill_sessions.cluster import DrainJob, Pod
 from gristmill_sessions.observed import (
+    VOLUME_LOST,
     Action,
     DeletePods,
     Drain,
@@ -240,7 +241,7 @@ def _give_up(observed: Observed) -> Step:
     why = "the namespace is being deleted" if terminating else "the volume is gone"
     failed = f" The ledger did not take it, and is asked again: {observed.error}"
     return Step(
-        actions=(record_gap(observed, "NamespaceTerminating" if terminating else "VolumeLost"),),
+        actions=(record_gap(observed, "NamespaceTerminating" if terminating else VOLUME_LOST),),
         reason="FlushFailed" if observed.error else "Draining",
         message=f"{why}, and with it the log of attempt {observed.attempt}: the gap is being recorded at the ledger."
         + (failed if observed.error else ""),

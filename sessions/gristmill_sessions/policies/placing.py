@@ -8,6 +8,7 @@ from gristmill_sessions.attempts import (
     cluster_of,
     is_lost,
     is_started,
+    is_volume_gone,
     named,
     not_before_us,
     pending_until_us,
@@ -32,7 +33,8 @@ def strays(observed: Observed) -> Plan | None:
 def placement(observed: Observed) -> Plan | None:
     """Make what is missing of the present attempt, when nothing stands in the way."""
     attempt = observed.attempt
-    if attempt == 0 or len(present_pods(observed)) == ranks(observed):
+    is_whole = len(present_pods(observed)) == ranks(observed)
+    if attempt == 0 or (is_whole and not is_volume_gone(observed)):
         return None
     if observed.session.status.attempt != attempt:
         # The status was lost, or is behind the pods: it comes first.
@@ -130,6 +132,8 @@ def _placing(observed: Observed) -> tuple[Condition, ...]:
         )
     elif failure is None:
         making = f"{count} pods of attempt {attempt} are being made"
+        if present_pods(observed):
+            making = f"what is missing of attempt {attempt} is being made: a pod, or the volume"
         return (
             *standing(),
             condition(conditions.PODS_READY, False, "Creating", making),

@@ -21,6 +21,7 @@ from gristmill_sessions.cluster import (
     DrainJob,
     ModelView,
     Pod,
+    PodReason,
     TenantView,
     Volume,
 )
@@ -256,6 +257,9 @@ class ModelCluster:
         self.operator.directive_attempt = world.attempt
 
     def _record_gap(self, _world: Observed, action: planned.RecordGap) -> None:
+        if action.reason == planned.VOLUME_LOST and self.real.volume.found:
+            assert self.cache is not None, "would say of a volume that is there that it is lost"
+            raise OvertakenError
         self._need_ledger()
         self.ledger.gaps.append(action)
         self.operator.gap_attempt = action.attempt
@@ -304,16 +308,24 @@ class ModelCluster:
         if self.api in REFUSALS and self.api != "partial":
             self.operator.failure = ApiFailure(reason=REFUSALS[self.api], message="the API says no")
             raise RefusedError("the API says no")
+        self._make_volume(world)
         count = ranks(world)
         for rank in range(count):
             if self.api == "partial" and rank == count - 1:
                 self.operator.failure = ApiFailure(reason="QuotaExceeded", message="exceeded quota")
                 raise RefusedError("exceeded quota")
             self._make_pod(attempt, rank, pod_name(world, attempt, rank))
-        self.real.volume = replace(self.real.volume, found=True, owned=True)
         if self.api == "answer_lost":
             raise RefusedError("no answer")
         self.operator.failure = None
+
+    def _make_volume(self, world: Observed) -> None:
+        """A session that served never gets an empty one: its log would be gone, and nobody had been told."""
+        served = conditions.is_true(world.conditions, conditions.STARTED)
+        if served and not self.real.volume.found:
+            assert self.cache is not None, "would make a volume anew, and sees that the log is gone"
+            raise OvertakenError
+        self.real.volume = replace(self.real.volume, found=True, owned=True)
 
     def _make_pod(self, attempt: int, rank: int, name: str) -> None:
         assert self.real.session is not None
@@ -430,8 +442,13 @@ class ModelCluster:
             return None if over else pod
         if pod.ended or pod.ready or self.now_us < pod.created_us + READY_AFTER_S * SECOND_US:
             return pod
+        waits: PodReason = ""
         if self.held_up in ("Unschedulable", "ImagePullFailed", "ImageInvalid"):
-            return replace(pod, reason=self.held_up, message="as the API says")
+            waits = self.held_up
+        elif pod.rank == 0 and not pod.node and not self.real.volume.found:
+            waits = "VolumePending"
+        if waits:
+            return replace(pod, reason=waits, message="as the API says")
         pod = replace(
             pod, node=pod.node or f"node-{self.node}", phase="Running", ip="10.0.0.1", reason=""
         )
