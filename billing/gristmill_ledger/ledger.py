@@ -13,9 +13,11 @@ from gristmill_ledger import schema
 from gristmill_ledger.artifact_port import ArtifactStore
 from gristmill_ledger.artifact_stores import artifact_store, body_store
 from gristmill_ledger.auth import read_cluster_key
+from gristmill_ledger.coalesce import Coalescer
 from gristmill_ledger.costs import Costs
 from gristmill_ledger.database import Database, open_engine
 from gristmill_ledger.directives import answer_heartbeats
+from gristmill_ledger.events import store_batches
 from gristmill_ledger.follower import Follower
 from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, store_heartbeats
 from gristmill_ledger.inbox_claims import waiting_sessions
@@ -42,6 +44,8 @@ class Ledger:
         self.metrics = Metrics()
         self.costs = Costs(default_book=settings.price_book)
         self.database: Database
+        self.coalescer: Coalescer
+        """Usage on its way in. Made by `open`, as the database is."""
         self.cluster_key: bytes | None = None
         """With one, every call is authenticated. Read by `open`."""
         self.artifacts: ArtifactStore | None = None
@@ -82,6 +86,11 @@ class Ledger:
             engine, readers=settings.readers, writes_pending_max=settings.writes_pending_max
         )
         self.database.on_commit = self.metrics.committed
+        self.coalescer = Coalescer(
+            self.database,
+            partial(store_batches, book=settings.price_book),
+            waiting_max=settings.writes_pending_max,
+        )
         self.follower = Follower(
             database=self.database, metrics=self.metrics, book=settings.price_book
         )

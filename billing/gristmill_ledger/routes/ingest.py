@@ -7,10 +7,9 @@ from fastapi import APIRouter, Request, Response
 from gristmill_contracts import limits
 from gristmill_contracts.errors import ForbiddenError
 from gristmill_contracts.http import Heartbeat, RegisterProducer, UsageBatch
-from gristmill_contracts.units import now_us
 from gristmill_ledger.auth import caller_of
 from gristmill_ledger.decisions import check_batch
-from gristmill_ledger.events import Stored, store_batch
+from gristmill_ledger.events import Post, Stored
 from gristmill_ledger.heartbeats import check_heartbeats
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.problems import TooLargeError
@@ -54,10 +53,7 @@ async def receive(request: Request) -> Response:
     check_batch(batch)
     caller = caller_of(request)
     caller.check_session(batch.producer)
-    book = ledger.settings.price_book
-    stored = await ledger.database.write(
-        lambda c: store_batch(c, batch, book=book, now_us=now_us(), attempt=caller.attempt)
-    )
+    stored = await ledger.coalescer.post(Post(batch=batch, attempt=caller.attempt))
     if stored.cursor.fenced:
         log.warning(
             "usage_of_a_fenced_attempt",
