@@ -154,17 +154,21 @@ class Door:
             await asyncio.wait({leaving, moving})
 
     async def _move(self, session: TrainingSession, submit: Submit, send: Any) -> None:
-        async with AsyncExitStack() as stack:
-            chunks = await self.context.meters.open_stream(session, submit, stack)
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            try:
+        begun = False
+        try:
+            async with AsyncExitStack() as stack:
+                chunks = await self.context.meters.open_stream(session, submit, stack)
+                begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": []})
                 async for chunk in chunks:
                     content = msgspec.msgpack.encode(chunk)
                     content = struct.pack("<I", len(content)) + content
                     await send({"type": "http.response.body", "body": content, "more_body": True})
-            except GristmillError:
-                raise ConnectionAbortedError from None  # The wire breaks off, too.
-            await send({"type": "http.response.body", "body": b""})
+                await send({"type": "http.response.body", "body": b""})
+        except GristmillError:
+            if begun:  # The wire breaks off, too.
+                raise ConnectionAbortedError from None
+            raise
 
 
 async def _reply(send: Any, status: int, body: object) -> None:

@@ -125,8 +125,9 @@ class Keeper:
         """The machine goes off. It comes back, or the session's next attempt runs elsewhere."""
         self.world.note("power_lost", pod.name)
         pod.kill()
-        if not pod.over:
-            pod.volume.power_lost()
+        if pod.over:
+            return
+        pod.volume.power_lost()
         delay_s = 0.5 + self.world.rng.random() * 3
         if self.world.plan.embedded or self.world.rng.random() < 0.4:
             self.world.later(delay_s, self._boot, pod)

@@ -39,7 +39,7 @@ class Process:
         self.dead = False
         self.steps_left: int | None = None
         self.on_death: list[Callable[[], None]] = []
-        self._context = contextvars.copy_context()
+        self._context = NOBODY.copy()
         self._context.run(PROCESS.set, self)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str = "") -> "asyncio.Task[Any]":
@@ -66,6 +66,9 @@ class Process:
 
 
 PROCESS: "contextvars.ContextVar[Process | None]" = contextvars.ContextVar("process", default=None)
+
+NOBODY = contextvars.copy_context()
+"""Of what no process does: the network, and whoever kills."""
 
 
 class SimTask(asyncio.Task):  # type: ignore[type-arg]

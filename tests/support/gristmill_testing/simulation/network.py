@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
-from gristmill_testing.simulation.loop import PROCESS, Process, SimLoop
+from gristmill_testing.simulation.loop import NOBODY, Process, SimLoop
 
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 RETRANSMIT_S = 0.7
@@ -373,15 +373,15 @@ class SimHttp:
                 return
             if weather.lose_answer and rng.random() < weather.lose_answer:
                 connection.mute = True
-                arrive(delay_s, _arrive, net, connection, scope, body, context=_NOBODY)
+                arrive(delay_s, _arrive, net, connection, scope, body, context=NOBODY)
                 self._lost(connection, after_s=0.02 + rng.random() * 0.2)
                 return
             if weather.double and rng.random() < weather.double and not _is_stream(scope):
                 twin = Connection(net, self.process, host)
                 twin.mute = True
                 again_s = delay_s + rng.random() * 0.3
-                arrive(again_s, _arrive, net, twin, dict(scope), body, context=_NOBODY)
-        arrive(delay_s, _arrive, net, connection, scope, body, context=_NOBODY)
+                arrive(again_s, _arrive, net, twin, dict(scope), body, context=NOBODY)
+        arrive(delay_s, _arrive, net, connection, scope, body, context=NOBODY)
 
     def _lost(self, connection: Connection, after_s: float = 0.0) -> None:
         """A reset soon, or nothing until the client's patience ends."""
@@ -401,7 +401,7 @@ def _arrive(net: SimNetwork, connection: Connection, scope: dict[str, Any], body
     if net.blocked(connection.client.host, net.node_of(host)):
         if connection.over:
             return
-        net.loop.call_later(RETRANSMIT_S, _arrive, net, connection, scope, body, context=_NOBODY)
+        net.loop.call_later(RETRANSMIT_S, _arrive, net, connection, scope, body, context=NOBODY)
         return
     if connection.gone and net.rng.random() < 0.5:
         return  # The client gave up while the request was under way: it may arrive or not.
@@ -418,13 +418,3 @@ def _arrive(net: SimNetwork, connection: Connection, scope: dict[str, Any], body
         connection.hang_up()
     process.spawn(connection.serve(app, scope, body), f"{scope['method']} {scope['path']}")
 
-
-def _nobody() -> Any:
-    import contextvars
-
-    context = contextvars.copy_context()
-    context.run(PROCESS.set, None)
-    return context
-
-
-_NOBODY = _nobody()
