@@ -17,6 +17,10 @@ from gristmill_ledger.schema import rating as tables
 
 HOUR_US: Final = 3600 * 10**6
 DAY_US: Final = 24 * HOUR_US
+MONTHS_FROM_US: Final = -25_508 * DAY_US
+"""1900-03-01. Between here and the next, every fourth year is a leap year."""
+MONTHS_UNTIL_US: Final = 47_541 * DAY_US
+"""2100-03-01."""
 LARGE_TOKENS: Final = 2**31
 """A row with more is summed alone: 2^32 smaller ones fit into 64 bits."""
 _TEXTS: Final = ("session", "project", "key", "model", "operation", "kind")
@@ -51,15 +55,14 @@ def hour_of(time_us: int) -> int:
 
 
 def month_of(time_us: int) -> int:
-    """Start of the UTC month, for any 64-bit time (the calendar runs on both ways)."""
-    days = time_us // DAY_US
-    # In eras of 400 years, which all have as many days, and years that begin on a 1 March.
-    day_of_era = (days + 719_468) % 146_097
-    year = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
-    day_of_year = day_of_era - (365 * year + year // 4 - year // 100)
-    month = (5 * day_of_year + 2) // 153
-    first = (153 * month + 2) // 5
-    return _bounded((days - (day_of_year - first)) * DAY_US)
+    """Start of the UTC month. What is no time of a real operation is in the first or the last month."""
+    inside = min(max(time_us, MONTHS_FROM_US), MONTHS_UNTIL_US - 1)
+    # Years begin on a 1 March here, so that the leap day is their last; one in four has it.
+    day = (inside - MONTHS_FROM_US) // DAY_US
+    year = (4 * day + 3) // 1461
+    of_year = day - 1461 * year // 4
+    first = (153 * ((5 * of_year + 2) // 153) + 2) // 5
+    return (day - of_year + first) * DAY_US + MONTHS_FROM_US
 
 
 def _bounded(time_us: int) -> int:

@@ -22,7 +22,6 @@ alone and `operations` counts those that ran some of it.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
 
@@ -31,7 +30,6 @@ from sqlalchemy import (
     Connection,
     Row,
     Select,
-    case,
     func,
     literal,
     literal_column,
@@ -42,14 +40,17 @@ from sqlalchemy import (
 from gristmill_contracts.units import PICO_PER_UNIT, amount_pico
 from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_ledger import schema
+from gristmill_ledger.calendars import bucket_end_us, bucket_start_us, find_zone, iso_text
 from gristmill_ledger.gaps import lost_usage
-from gristmill_ledger.prices import PriceList, load_prices
+from gristmill_ledger.rates import UNRATED, Rate, Rates, load_rates
 from gristmill_ledger.registry import session_names
-from gristmill_ledger.usage_query import BUCKETS_US, UsageQuery, make_cursor
+from gristmill_ledger.schema.base import INT64
+from gristmill_ledger.usage_query import UsageQuery, make_cursor
+from gristmill_ledger.usage_sources import plain_keys, source
 
 Json = dict[str, Any]  # Any: one row of the JSON answer
 HALF_BITS: Final = 32
-NO_PRICE_YET: Final = -1
+HALF: Final[ColumnElement[int]] = literal_column(str(2**HALF_BITS), INT64)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,13 +74,13 @@ class Sums:
 
 def usage_page(connection: Connection, query: UsageQuery, book: str) -> Json:
     """One page of the answer, as described above."""
-    prices = PriceBooks(connection=connection)
+    rates = load_rates(connection)
     rows: list[Json] = []
     next_cursor = None
     with connection.execution_options(stream_results=True).execute(
         _statement(query, book)
     ) as found:
-        for row in _rows(query, found, prices):
+        for row in _rows(query, found, rates):
             if len(rows) == query.limit:
                 next_cursor = make_cursor(query, _place(query, rows[-1]))
                 break
@@ -88,7 +89,7 @@ def usage_page(connection: Connection, query: UsageQuery, book: str) -> Json:
     return lost_usage(connection, list(_gap_conditions(query))) | {
         "rows": rows,
         "next_cursor": next_cursor,
-        "currency": _common_currency(rows, prices.of(book).currency),
+        "currency": _common_currency(rows, rates.prices(book).currency),
         "price_book": book,
     }
 
@@ -99,92 +100,33 @@ def _common_currency(rows: list[Json], default: str | None) -> str | None:
     return found.pop() if len(found) == 1 else None if found else default
 
 
-@dataclass(slots=True, kw_only=True)
-class PriceBooks:
-    """The price books that an answer needs, each read once."""
-
-    connection: Connection
-    lists: dict[str, PriceList] = field(default_factory=dict)
-
-    def of(self, book: str) -> PriceList:
-        if book not in self.lists:
-            self.lists[book] = load_prices(self.connection, book)
-        return self.lists[book]
-
-
 def _statement(query: UsageQuery, book: str) -> Select[*tuple[Any, ...]]:  # Any: columns vary
-    """Sums by (keys, model, book, price epoch), ordered by the keys, from behind the cursor.
+    """Sums by (keys, model, rate or book and price epoch), ordered by the keys, from behind the cursor.
 
-    A price epoch is the newest start of any price at the operation's start: within one, every
-    price is constant. Sums are of halves, for SQLite's own overflow at 2^63.
+    Sums are of halves, for SQLite's own overflow at 2^63.
     """
-    event, own = schema.usage_event.c, schema.session_price_book.c
-    priced_by = func.coalesce(own.book, literal(book)).label("priced_by")
-    epoch = _epoch(priced_by).label("epoch")
-    keys = [_key(query, name) for name in query.keys if name != "token_type"]
-    sums: list[ColumnElement[Any]] = [func.count().label("operations")]
+    rows = source(query, book)
+    found = rows.c
+    keys = [found[f"key_{name}"] for name in plain_keys(query)]
+    sums: list[ColumnElement[Any]] = []
     for name in TOKEN_TYPES:
-        column = event[name]
         sums += [
-            func.coalesce(func.sum(column // 2**HALF_BITS), 0).label(f"{name}_high"),
-            func.coalesce(func.sum(column % 2**HALF_BITS), 0).label(f"{name}_low"),
-            _count_of(column > 0).label(f"{name}_with"),
+            func.sum(found[name] // HALF).label(f"{name}_high"),
+            func.sum(found[name] % HALF).label(f"{name}_low"),
+            func.sum(found[f"{name}_with"]).label(f"{name}_with"),
         ]
-    sums.append(_count_of(event.completeness == "unknown").label("unknown"))
-    sums.append(_count_of(event.quarantined.is_not(None)).label("quarantined"))
-    statement = select(*keys, event.model.label("priced_model"), priced_by, epoch, *sums)
-    statement = statement.select_from(
-        schema.usage_event.outerjoin(schema.session_price_book, own.session == event.session)
-    )
-    statement = statement.where(*_conditions(query, keys))
-    parts = (*keys, event.model, priced_by, epoch)
-    return statement.group_by(*parts).order_by(*parts)
-
-
-def _epoch(book: ColumnElement[str]) -> ColumnElement[int]:
-    price = schema.price.c
-    newest = (
-        select(func.max(price.effective_from_us))
-        .where(price.book == book, price.effective_from_us <= schema.usage_event.c.op_start_us)
-        .correlate(schema.usage_event, schema.session_price_book)
-        .scalar_subquery()
-    )
-    return func.coalesce(newest, NO_PRICE_YET)
-
-
-def _key(query: UsageQuery, name: str) -> ColumnElement[Any]:  # Any: text or integer
-    start = schema.usage_event.c.op_start_us
-    if name != "bucket":
-        return schema.usage_event.c[name].label(f"key_{name}")
-    size: ColumnElement[int] = literal_column(str(BUCKETS_US[query.bucket]))
-    # The remainder is of the sign of the time; this one is floored for times before 1970 too.
-    return (start - ((start % size) + size) % size).label("key_bucket")
-
-
-def _count_of(condition: ColumnElement[bool]) -> ColumnElement[int]:
-    return func.sum(case((condition, 1), else_=0))
-
-
-def _conditions(query: UsageQuery, keys: list[ColumnElement[Any]]) -> Iterator[ColumnElement[bool]]:
-    event = schema.usage_event.c
-    for name, value in query.filters:
-        yield event[name] == value
-    if not query.include_attempts:
-        yield event.kind == "usage"
-    if query.token_type is not None:
-        column = event[query.token_type]
-        yield (column > 0) | column.is_(None)
-    if query.since_us is not None:
-        yield event.op_start_us >= query.since_us
-    if query.until_us is not None:
-        yield event.op_start_us < query.until_us
+    sums += [func.sum(found[name]).label(name) for name in ("operations", "unknown", "quarantined")]
+    parts = (*keys, found.priced_model, found.rate, found.priced_by, found.epoch)
+    statement = select(*parts, *sums).group_by(*parts).order_by(*parts)
     if query.after is not None and keys:
         place = tuple_(
             *(literal(part, key.type) for part, key in zip(query.after, keys, strict=False))
         )
-        columns = tuple_(*(key.element for key in keys))
+        columns = tuple_(*keys)
         # The last group may have further token types to come.
-        yield columns >= place if "token_type" in query.keys else columns > place
+        behind = columns >= place if "token_type" in query.keys else columns > place
+        statement = statement.where(behind)
+    return statement
 
 
 def _gap_conditions(query: UsageQuery) -> Iterator[ColumnElement[bool]]:
@@ -199,11 +141,11 @@ def _gap_conditions(query: UsageQuery) -> Iterator[ColumnElement[bool]]:
         yield gap.at_us < query.until_us
 
 
-def _rows(query: UsageQuery, found: Iterable[Row[Any]], prices: PriceBooks) -> Iterator[Json]:
-    names = [name for name in query.keys if name != "token_type"]
+def _rows(query: UsageQuery, found: Iterable[Row[Any]], rates: Rates) -> Iterator[Json]:
+    names = plain_keys(query)
     for values, parts in groupby(found, key=lambda row: tuple(row[: len(names)])):
         keys: Json = dict(zip(names, values, strict=True))
-        sums = _add(parts, prices)
+        sums = _add(parts, rates)
         billed = keys.get("kind") != "attempt"
         if "token_type" not in query.keys:
             yield keys | _measures(sums, _types(query), billed=billed, by_type=query.token_type)
@@ -225,14 +167,14 @@ def _passed(after: tuple[int | str, ...], values: tuple[Any, ...], token_type: s
     return after[:-1] == values and last in TOKEN_TYPES and order(token_type) <= order(last)
 
 
-def _add(parts: Iterable[Row[Any]], books: PriceBooks) -> Sums:
-    """Sum the parts of one group, each rated by its own book, model and price epoch."""
+def _add(parts: Iterable[Row[Any]], rates: Rates) -> Sums:
+    """Sum the parts of one group, each priced by the rate that it has, or will have."""
     sums = Sums()
     for part in parts:
         values = part._mapping
-        prices = books.of(values["priced_by"])
-        if prices.currency is not None:
-            sums.currencies.add(prices.currency)
+        rate = _rate_of(values, rates)
+        if rate is not None and rate.currency is not None:
+            sums.currencies.add(rate.currency)
         sums.operations += int(values["operations"])
         sums.unknown += int(values["unknown"])
         sums.quarantined += int(values["quarantined"])
@@ -240,12 +182,21 @@ def _add(parts: Iterable[Row[Any]], books: PriceBooks) -> Sums:
             tokens = (int(values[f"{name}_high"]) << HALF_BITS) + int(values[f"{name}_low"])
             sums.tokens[name] += tokens
             sums.with_tokens[name] += int(values[f"{name}_with"])
-            price = prices.at(values["priced_model"], name, values["epoch"])
+            price = None if rate is None else rate.price(name)
             if price is not None:
-                sums.cost_pico[name] += amount_pico(tokens, price)
-            elif tokens:
+                sums.cost_pico[name] += amount_pico(tokens, price.micros_per_mtok)
+            elif values[f"{name}_with"]:
                 sums.unpriced.setdefault(name, []).append(values["priced_model"])
     return sums
+
+
+def _rate_of(values: Any, rates: Rates) -> Rate | None:  # Any: a row's mapping
+    """None for what is not billed."""
+    if values["rate"] != UNRATED:
+        return rates.known[values["rate"]]
+    if not values["priced_by"]:
+        return None
+    return rates.at(values["priced_by"], values["priced_model"], values["epoch"])
 
 
 def _measures(sums: Sums, types: tuple[str, ...], *, billed: bool, by_type: str | None) -> Json:
@@ -285,9 +236,10 @@ def _cost(
 
 def decimal_text(pico: int) -> str:
     """Pico-units as an exact decimal of units: 6 decimals, up to 12 where they are needed."""
-    units, rest = divmod(pico, PICO_PER_UNIT)
+    units, rest = divmod(abs(pico), PICO_PER_UNIT)
     decimals = f"{rest:012d}"
-    return f"{units}.{decimals[:6]}{decimals[6:].rstrip('0')}"
+    sign = "-" if pico < 0 else ""
+    return f"{sign}{units}.{decimals[:6]}{decimals[6:].rstrip('0')}"
 
 
 def _place(query: UsageQuery, row: Json) -> tuple[int | str, ...]:
@@ -297,20 +249,14 @@ def _place(query: UsageQuery, row: Json) -> tuple[int | str, ...]:
 def _dress(connection: Connection, query: UsageQuery, rows: list[Json]) -> None:
     """Add what people read: names of sessions and the time of buckets."""
     names = {}
+    zone = find_zone(query.zone)
     if "session" in query.keys:
         names = session_names(connection, {row["session"] for row in rows})
     for row in rows:
         if "session" in query.keys:
             row["session_name"] = names.get(row["session"])
         if "bucket" in query.keys:
-            row["bucket_start_us"] = row.pop("bucket")
-            row["bucket_start"] = iso_text(row["bucket_start_us"])
-
-
-def iso_text(time_us: int) -> str | None:
-    """UTC in ISO 8601, or None where no calendar reaches."""
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
-    except OverflowError:
-        return None
-    return moment.isoformat().replace("+00:00", "Z")
+            name = row.pop("bucket")
+            row["bucket_start_us"] = bucket_start_us(name, query.bucket, zone)
+            row["bucket_end_us"] = bucket_end_us(name, query.bucket, zone)
+            row["bucket_start"] = iso_text(row["bucket_start_us"], zone)

@@ -12,20 +12,23 @@ from gristmill_contracts import limits
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_contracts.usage import OPERATION_KINDS, TOKEN_TYPES
 from gristmill_ledger import checks
+from gristmill_ledger.calendars import BUCKETS, find_zone, time_us
 
-GROUP_KEYS: Final = ("tenant", "project", "session", "model", "operation", "token_type")
-BUCKETS_US: Final = {"none": 0, "minute": 60 * 10**6, "hour": 3600 * 10**6, "day": 86_400 * 10**6}
-FILTERS: Final = ("tenant", "project", "session", "model", "operation")
+GROUP_KEYS: Final = ("tenant", "project", "session", "key", "model", "operation", "token_type")
+FILTERS: Final = ("tenant", "project", "session", "key", "model", "operation")
 PARAMETERS: Final = (
-    *FILTERS, "token_type", "since", "until", "group_by", "bucket", "cursor", "limit",
+    *FILTERS, "token_type", "since", "until", "group_by", "bucket", "zone", "cursor", "limit",
     "include_attempts",
 )  # fmt: skip
-DAY_US: Final = BUCKETS_US["day"]
+MAY_BE_EMPTY: Final = ("project", "key", "group_by")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
-    """A checked question. Times are [since_us, until_us), by the start of the operation."""
+    """A checked question. Times are [since_us, until_us), by the start of the operation.
+
+    zone: IANA name; days and months are those of its calendar.
+    """
 
     filters: tuple[tuple[str, str], ...] = ()
     token_type: str | None = None
@@ -33,6 +36,7 @@ class UsageQuery:
     until_us: int | None = None
     group_by: tuple[str, ...] = ()
     bucket: str = "none"
+    zone: str = "UTC"
     limit: int = 1000
     include_attempts: bool = False
     after: tuple[int | str, ...] | None = None
@@ -66,14 +70,15 @@ def parse_usage_query(items: Iterable[tuple[str, str]]) -> UsageQuery:
             )
         if name in given:
             raise InvalidRequestError(f"parameter {name!r} is given twice; give it once")
-        given[name] = checks.text(name, value, empty=name in ("project", "group_by"))
+        given[name] = checks.text(name, value, empty=name in MAY_BE_EMPTY)
     query = UsageQuery(
         filters=tuple((name, given[name]) for name in FILTERS if name in given),
         token_type=_one_of("token_type", given.get("token_type"), TOKEN_TYPES),
         since_us=_time("since", given.get("since")),
         until_us=_time("until", given.get("until")),
         group_by=_group_by(given.get("group_by", "")),
-        bucket=_one_of("bucket", given.get("bucket", "none"), tuple(BUCKETS_US)) or "none",
+        bucket=_one_of("bucket", given.get("bucket", "none"), BUCKETS) or "none",
+        zone=find_zone(given.get("zone", "UTC")).key,
         limit=page_limit(given.get("limit"), default=1000, most=limits.USAGE_PAGE_MAX),
         include_attempts=_one_of(
             "include_attempts", given.get("include_attempts", "false"), ("true", "false")
@@ -129,8 +134,7 @@ def _time(name: str, text: str | None) -> int | None:
             f"{name} is {text!r}; write ISO 8601 like 2026-11-30T00:00:00Z, or microseconds"
         ) from error
     moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    elapsed = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return elapsed.days * DAY_US + elapsed.seconds * 10**6 + elapsed.microseconds
+    return time_us(moment)
 
 
 def make_cursor(query: UsageQuery, place: tuple[int | str, ...]) -> str:

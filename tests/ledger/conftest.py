@@ -86,3 +86,13 @@ def _migrate(url: str) -> None:
     engine = open_engine(url, busy_timeout_s=30, connections=1)
     migrate(engine)
     engine.dispose()
+
+
+@pytest.fixture
+def other_ledger(sqlite_template: Path, tmp_path: Path) -> Iterator[Database]:
+    """A ledger of its own, empty, on SQLite."""
+    path = tmp_path / "other.sqlite3"
+    shutil.copy(sqlite_template, path)
+    opened = _open(f"sqlite:///{path}")
+    yield opened
+    opened.close()

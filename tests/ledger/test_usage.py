@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from gristmill_contracts.http import Price, PriceBook
 from gristmill_contracts.usage import OPERATION_KINDS, TOKEN_TYPES, Counts, UsageEvent
+from gristmill_ledger.calendars import BUCKETS, SIZES_US
 from gristmill_ledger.database import Database
 from gristmill_ledger.prices import put_price_book
 from gristmill_ledger.usage import decimal_text
-from gristmill_ledger.usage_query import BUCKETS_US, GROUP_KEYS
+from gristmill_ledger.usage_query import GROUP_KEYS
 from gristmill_testing.ledger import START_US, make_event
 from gristmill_testing.ledger_store import name_session, post, register, usage
 
-HOUR_US = BUCKETS_US["hour"]
+HOUR_US = SIZES_US["hour"]
 EDGES = (0, 1, 2**31, 2**53 - 1, 2**53, 2**53 + 1, 2**62)
 PRICES = {"prefill": 100_000, "cached_prefill": 10_000, "sample": 400_000, "train": 600_000}
 
@@ -46,7 +47,7 @@ def random_events(seed: int, size: int) -> list[UsageEvent]:
 
 
 def key_of(event: UsageEvent, group_by: tuple[str, ...], bucket: str) -> tuple[object, ...]:
-    start = event.op_start_us - event.op_start_us % BUCKETS_US[bucket] if bucket != "none" else 0
+    start = event.op_start_us - event.op_start_us % SIZES_US[bucket] if bucket != "none" else 0
     return (start, *(getattr(event, name) for name in group_by))
 
 
@@ -112,7 +113,7 @@ def test_token_type_rows_are_the_columns_of_the_plain_row(database: Database) ->
 )
 @given(
     group_by=st.lists(st.sampled_from(GROUP_KEYS), unique=True, max_size=4),
-    bucket=st.sampled_from(tuple(BUCKETS_US)),
+    bucket=st.sampled_from(BUCKETS),
     limit=st.integers(1, 7),
     include_attempts=st.booleans(),
 )
