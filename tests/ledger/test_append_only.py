@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from gristmill_contracts import limits
 from gristmill_contracts.cluster_http import UsageGap
 from gristmill_contracts.http import RegisterCheckpoint
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
@@ -14,8 +15,10 @@ from gristmill_ledger.database import Database
 from gristmill_ledger.gaps import record_gap
 from gristmill_ledger.registry import put_tenant
 from gristmill_ledger.rerating import Rerate, begin_run
+from gristmill_testing import budget_store as budgets
 from gristmill_testing.ledger import START_US, make_event
 from gristmill_testing.ledger_store import (
+    NOW_US,
     name_session,
     post,
     rate_all,
@@ -49,8 +52,17 @@ def fill(database: Database) -> None:
     database.write_now(lambda c: register_checkpoint(c, checkpoint))
     database.write_now(lambda c: delete_checkpoint(c, "acme", "g", 1))
     database.write_now(lambda c: put_tenant(c, "acme"))
+    fill_budgets(database)
     rate_all(database)
     database.write_now(lambda c: begin_run(c, Rerate(reason="test"), now_us=START_US))
+
+
+def fill_budgets(database: Database) -> None:
+    budgets.put(database, 100)
+    lease = budgets.take(database, 1, 100)
+    post(database, [make_event(2, producer_seq=3, counts=Counts(train=90), lease=lease.id)])
+    budgets.sweep(database, NOW_US + 2 * int(limits.BUDGET_LEASE_S * 1e6))
+    budgets.give_back(database, lease.id)
 
 
 def statements(table: str) -> list[str]:
