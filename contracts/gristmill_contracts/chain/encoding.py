@@ -38,7 +38,7 @@ COLUMNS: Final = (*FACTS, *POSTING, "prev_hash", "hash")
 
 Value = int | str | bytes | None
 
-_PAIR: Final = b"\x82"
+PAIR: Final = b"\x82"
 """Head of a CBOR array of two."""
 
 
@@ -54,4 +54,4 @@ def payload_hash(facts: bytes) -> bytes:
 
 def row_hash(prev_hash: bytes, facts: bytes, posting: bytes) -> bytes:
     """The link of a row to the one before it, from the encoded halves."""
-    return hashlib.sha256(prev_hash + _PAIR + facts + posting).digest()
+    return hashlib.sha256(prev_hash + PAIR + facts + posting).digest()
