@@ -15,6 +15,8 @@ WORKERS ?= 2
 FUZZ_CASES ?= 2000
 FUZZ := GRISTMILL_FUZZ_CASES=$(FUZZ_CASES)
 ARGS ?=
+# Seeds of the simulator.
+SEEDS ?= 1000-1999
 # The test cluster's level: node, or control (API server, controllers and scheduler only).
 LEVEL ?= node
 CLUSTER := $(BIN)/python tests/cluster/cluster.py
@@ -103,6 +105,10 @@ test-cluster: setup-model cluster-build ## Every test that needs the cluster (AR
 .PHONY: crash-test
 crash-test: setup ## kill -9, lost answers, cut streams, unsynced bytes dropped: no token lost or billed twice
 	@$(PYTEST) tests/meter tests/e2e/test_crash.py tests/e2e/test_faults.py $(ARGS)
+
+.PHONY: simulate
+simulate: setup ## Seeds of the deterministic simulator (SEEDS=1000-1999; one seed with ARGS=--verbose shows all)
+	@PYTHONPATH=tests/support $(BIN)/python -m gristmill_testing.simulation.run --seeds $(SEEDS) --processes $(WORKERS) $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup ## Random requests at every route of the gateway: no 5xx, no hang

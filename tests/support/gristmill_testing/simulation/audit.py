@@ -1,5 +1,6 @@
 """What is held against the ledger: it knows what each client holds, and what every operation must cost."""
 
+import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ class Audit:
         self.world = world
         self.violations: list[str] = []
         self._released: dict[str, int] = {}
+        self._registered: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def fail(self, what: str) -> None:
         if what not in self.violations:
@@ -78,7 +80,13 @@ class Audit:
         newest = self._released.get(uid, 0)
         self._released[uid] = max(newest, attempt)
         if attempt < newest and uid not in self.world.keeper.lost:
-            self.fail(f"attempt {attempt} of {uid[:4]} released a result after attempt {newest} had")
+            self.fail(
+                f"attempt {attempt} of {uid[:4]} released a result after attempt {newest} had"
+            )
+
+    def registered(self, uid: str, attempt: int) -> None:
+        """The ledger has answered the registration of an attempt."""
+        self._registered[uid].append((time.time_ns() // 1000, attempt))
 
     # --- at the end ------------------------------------------------------------------------------
 
@@ -121,9 +129,16 @@ class Audit:
             if row["producer"] not in self.world.keeper.lost:
                 self.fail(f"dead letter of {row['producer'][:4]}: event {row['event_id']}")
         for row in rows:
-            odd = set((row["quarantined"] or "").split(",")) - {"", "fenced_attempt", "unknown_session"}
+            odd = set((row["quarantined"] or "").split(",")) - {
+                "",
+                "fenced_attempt",
+                "unknown_session",
+            }
             if odd:
                 self.fail(f"row {row['seq']} is quarantined: {row['quarantined']}")
+            later = (a for at, a in self._registered[row["session"]] if at <= row["ingested_us"])
+            if row["attempt"] < max(later, default=0) and not row["quarantined"]:
+                self.fail(f"row {row['seq']} came from attempt {row['attempt']}, which was over")
             if row["corrects"] or row["completeness"] != "final":
                 self.fail(f"row {row['seq']} is no plain usage")
 
@@ -137,23 +152,25 @@ class Audit:
         usage = [row for row in rows if row["kind"] == "usage"]
         if op.streamed:
             self._check_stream(op, usage, gap=gap, lost=lost)
+        elif op.view is None:
             return
-        if op.view is None:
-            return
-        if op.view.state == "Completed":
-            if len(usage) != 1:
-                if not (lost and gap):
-                    self.fail(f"{_name(op)} is held by its client and has {len(usage)} usage rows")
-                return
-            expected = expected_counts(op.operation)
-            if lost:
-                return
-            if counts_of(usage[0]) != expected or op.view.counts != expected:
-                self.fail(f"{_name(op)} cost {counts_of(usage[0])}, told {op.view.counts}, not {expected}")
-            if usage[0]["outcome"] != "completed" or len(rows) != 1:
-                self.fail(f"{_name(op)} completed and has rows {[r['kind'] for r in rows]}")
-        elif usage and not lost:
-            self.fail(f"{_name(op)} was told as {op.view.state} and is billed")
+        elif op.view.state != "Completed":
+            if usage and not lost:
+                self.fail(f"{_name(op)} was told as {op.view.state} and is billed")
+        elif len(usage) != 1:
+            if not (lost and gap):
+                self.fail(f"{_name(op)} is held by its client and has {len(usage)} usage rows")
+        elif not lost:
+            self._check_bill(op, rows, usage[0], op.view.counts)
+
+    def _check_bill(
+        self, op: ClientOp, rows: list[dict[str, Any]], row: dict[str, Any], told: Counts | None
+    ) -> None:
+        expected = expected_counts(op.operation)
+        if counts_of(row) != expected or told != expected:
+            self.fail(f"{_name(op)} cost {counts_of(row)}, told {told}, not {expected}")
+        if row["outcome"] != "completed" or len(rows) != 1:
+            self.fail(f"{_name(op)} completed and has rows {[r['kind'] for r in rows]}")
 
     def _check_stream(
         self, op: ClientOp, usage: list[dict[str, Any]], *, gap: bool, lost: bool
@@ -164,7 +181,9 @@ class Audit:
         assert isinstance(op.operation, ops.Sample)
         if len(usage) != 1:
             if not (lost and gap):
-                self.fail(f"{_name(op)} streamed {len(op.tokens)} tokens and has {len(usage)} usage rows")
+                self.fail(
+                    f"{_name(op)} streamed {len(op.tokens)} tokens and has {len(usage)} usage rows"
+                )
             return
         if lost:
             return
@@ -187,13 +206,16 @@ class Audit:
             if session != uid:
                 continue
             if len(rows) != 1:
-                self.fail(f"{uid[:4]}/{stream}/{number} has {len(rows)} rows: {[r['kind'] for r in rows]}")
+                self.fail(
+                    f"{uid[:4]}/{stream}/{number} has {len(rows)} rows: {[r['kind'] for r in rows]}"
+                )
             op, row = ops_of.get((stream, number)), rows[0]
             if stream == "train" and op is None:
                 self.fail(f"{uid[:4]}/{stream}/{number} is billed, and nobody asked for it")
-            if row["kind"] == "usage" and stream == "log" and number not in streams:
-                if op is None and number not in self.world.fetchable.get(uid, set()):
-                    self.fail(f"{uid[:4]}/log/{number} is billed, and nobody could fetch it")
+            known_to_nobody = stream == "log" and number not in streams and op is None
+            kept = number in self.world.fetchable.get(uid, set())
+            if row["kind"] == "usage" and known_to_nobody and not kept:
+                self.fail(f"{uid[:4]}/log/{number} is billed, and nobody could fetch it")
 
     def _check_numbers(self, known: list[ClientOp]) -> None:
         """Point 8, and 6: as if every completed operation had run once, in order, without a fault."""

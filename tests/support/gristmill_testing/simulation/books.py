@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
@@ -21,7 +20,7 @@ from gristmill_ledger.database import open_engine
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.migrate import migrate
 from gristmill_ledger.settings import LedgerSettings
-from gristmill_testing.simulation.loop import Killed, Process, SimLoop
+from gristmill_testing.simulation.loop import NOBODY, Killed, Process, SimLoop
 from gristmill_testing.simulation.network import SimNetwork
 
 HOST = "ledger"
@@ -76,6 +75,7 @@ def _store() -> tuple[sqlite3.Connection, Engine]:
     return raw, engine
 
 
+_OPEN: "list[Books | None]" = [None]
 _STEP: list[Callable[[str], None]] = [lambda _what: None]
 """Called before each statement and commit of the run that is on."""
 
@@ -100,9 +100,10 @@ class Books:
         self.statements_left: int | None = None
         self.volatile: bytes | None = None
         """Where a planted bug answers before it commits: what a crash leaves."""
+        self.on_registered: Callable[[str, int], None] = lambda _uid, _attempt: None
         self.lives = 0
         self.backup: bytes | None = None
-        _STEP[0] = self._step
+        _STEP[0], _OPEN[0] = self._step, self
         shutil.rmtree(_settings().data_dir, ignore_errors=True)
         _settings().data_dir.mkdir()
 
@@ -147,7 +148,23 @@ class Books:
         ):
             await ledger.open()
         self.ledger = ledger
-        self.net.serve(HOST, process, make_app(ledger))
+        self.net.serve(HOST, process, self._watched(make_app(ledger)))
+
+    def _watched(self, app: Any) -> Any:
+        """Tells which attempt has registered, once the answer leaves."""
+
+        async def watch(scope: Any, receive: Any, send: Any) -> None:
+            async def sending(message: dict[str, Any]) -> None:
+                if message["type"] == "http.response.start" and message["status"] == 200:
+                    headers = dict(scope["headers"])
+                    uid = headers[b"x-gristmill-session"].decode()
+                    self.on_registered(uid, int(headers[b"x-gristmill-attempt"]))
+                await send(message)
+
+            registers = scope["path"] == "/v1/producers"
+            await app(scope, receive, sending if registers else send)
+
+        return watch
 
     @contextmanager
     def look(self) -> Iterator[Connection]:
@@ -165,5 +182,18 @@ class Books:
             return [dict(row._mapping) for row in found]
 
 
-def decode(content: bytes, shape: Any) -> Any:
-    return msgspec.msgpack.decode(content, type=shape)
+EARLY_S = 0.05
+"""How long a commit is open after its answer, where that bug is planted."""
+
+
+def answer_early() -> None:
+    """For a planted bug: until EARLY_S from now, a crash of the ledger undoes what follows."""
+    books = _OPEN[0]
+    if books is None or books.volatile is not None or books.raw.in_transaction:
+        return
+    books.volatile = books.save()
+
+    def committed() -> None:
+        books.volatile = None
+
+    books.loop.call_later(EARLY_S, committed, context=NOBODY)

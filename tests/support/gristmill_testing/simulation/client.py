@@ -184,14 +184,18 @@ class Client:
 
     async def _stream(self) -> None:
         """Not sent again once it began: whoever streams keeps what came."""
-        operation = sample(self.rng.randint(1, 9), self.rng.choice([3, 9, 40]), 1, seed=self.rng.randint(0, 99))
+        operation = sample(
+            self.rng.randint(1, 9), self.rng.choice([3, 9, 40]), 1, seed=self.rng.randint(0, 99)
+        )
         op = ClientOp(self.uid, "log", None, operation, streamed=True)
         self.operations.append(op)
         leaves_after = self.rng.randint(1, 3) if self.rng.random() < 0.2 else 1000
         body = msgspec.msgpack.encode(make_submit(None, operation))
         url = f"http://{self._gateway()}/stream/{self.name}"
         try:
-            async with self.http.request("POST", url, data=body, timeout=aiohttp.ClientTimeout()) as answer:
+            async with self.http.request(
+                "POST", url, data=body, timeout=aiohttp.ClientTimeout()
+            ) as answer:
                 if not answer.ok:
                     return
                 while leaves_after > 0 and not op.final:

@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 KEY = b"k" * 32
 HOLD_S = 8.0
 RESULT_WAIT_S = 10.0
-STATUSES = {"not_found": 404, "conflict": 409, "fenced": 409, "invalid_request": 400, "overloaded": 429}
+STATUSES = {
+    "not_found": 404,
+    "conflict": 409,
+    "fenced": 409,
+    "invalid_request": 400,
+    "overloaded": 429,
+}
 
 R = TypeVar("R")
 
@@ -133,10 +139,14 @@ class Door:
         operation = OpId(session_uid(session), accepted.stream, accepted.number)
         return make_operation_id(self.context.operation_key, operation)
 
-    async def _result(self, session: TrainingSession, rest: list[str], connection: Request) -> object:
+    async def _result(
+        self, session: TrainingSession, rest: list[str], connection: Request
+    ) -> object:
         stream, operation_id = rest
         uid = session_uid(session)
-        operation = read_operation_id(self.context.operation_key, operation_id, uid, cast(Any, stream))
+        operation = read_operation_id(
+            self.context.operation_key, operation_id, uid, cast(Any, stream)
+        )
         work = wait_for_end(self.context, session, operation, self.context.result_wait_s)
         return await hold(connection, self.context.draining, work)
 

@@ -13,6 +13,7 @@ import random
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -98,12 +99,14 @@ class SimLoop(asyncio.BaseEventLoop):
         self.rng = random.Random(seed)
         self.note = note
         self.now = 0.0
+        self.disk_s = 0.004
+        """Longest time of a blocking call."""
         self.births = 0
         self.steps = 0
         self.tasks: list[SimTask] = []
         self.errors: list[str] = []
         self._busy_until: dict[int, float] = {}
-        self.set_task_factory(lambda loop, coro, **more: SimTask(loop, coro, **more))  # type: ignore[arg-type]
+        self.set_task_factory(SimTask)  # type: ignore[arg-type]
         self.set_exception_handler(self._unexpected)
 
     # --- what asyncio asks of a loop -------------------------------------------------------------
@@ -165,7 +168,7 @@ class SimLoop(asyncio.BaseEventLoop):
         Calls of one executor keep their order: it may be a single thread.
         """
         future = self.create_future()
-        start = self.now + self.rng.random() * 0.002
+        start = self.now + self.rng.random() * self.disk_s / 2
         if executor is not None:
             start = max(start, self._busy_until.get(id(executor), 0.0))
             self._busy_until[id(executor)] = start
@@ -185,9 +188,9 @@ class SimLoop(asyncio.BaseEventLoop):
         except StopIteration:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the caller's
-            self.call_later(self.rng.random() * 0.004, _fail, future, error)
+            self.call_later(self.rng.random() * self.disk_s, _fail, future, error)
             return
-        self.call_later(self.rng.random() * 0.004, _finish, future, answer)
+        self.call_later(self.rng.random() * self.disk_s, _finish, future, answer)
 
 
 def _finish(future: Any, answer: Any) -> None:
@@ -204,7 +207,8 @@ def _fail(future: Any, error: BaseException) -> None:
 def virtual_time(loop: SimLoop) -> Iterator[None]:
     """Every clock of the `time` module follows the loop for the length of the block."""
     real = {
-        name: getattr(time, name) for name in ("time", "time_ns", "monotonic", "clock_gettime", "clock_gettime_ns")
+        name: getattr(time, name)
+        for name in ("time", "time_ns", "monotonic", "clock_gettime", "clock_gettime_ns")
     }
     sleep = time.sleep
     time.time = lambda: EPOCH_S + loop.now
@@ -226,10 +230,17 @@ def running(loop: SimLoop) -> Iterator[None]:
     """Clocks follow the loop; what the dead left behind is buried silently at the end."""
     collects = gc.isenabled()
     gc.disable()
+    gc.freeze()  # What is loaded stays: looking through it again and again takes longer than the run.
     hook = sys.unraisablehook
     try:
-        with virtual_time(loop):
+        with virtual_time(loop), warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # Of coroutines that their process did not live to await.
             yield
+            sys.unraisablehook = lambda _unraisable: None
+            loop.tasks.clear()
+            gc.collect()
     finally:
         sys.unraisablehook = lambda _unraisable: None
         loop._ready.clear()  # type: ignore[attr-defined]

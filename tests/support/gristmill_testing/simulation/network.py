@@ -296,7 +296,9 @@ class Exchange:
             self._connection.close()
 
     async def _begin(self, deadline: float | None) -> Answer:
-        connection = self._connection = self.http.send(self.method, self.url, self.data, self.headers)
+        connection = self._connection = self.http.send(
+            self.method, self.url, self.data, self.headers
+        )
         kind, what = await connection.next()
         if kind != "start":
             raise aiohttp.ServerDisconnectedError
@@ -323,7 +325,7 @@ class SimHttp:
         *,
         data: Any = None,
         headers: Mapping[str, str] | None = None,
-        timeout: aiohttp.ClientTimeout | None = None,  # noqa: ASYNC109 - as aiohttp has it
+        timeout: aiohttp.ClientTimeout | None = None,
         **_: object,
     ) -> Exchange:
         limit = self.timeout_s if timeout is None else timeout.total
@@ -417,4 +419,3 @@ def _arrive(net: SimNetwork, connection: Connection, scope: dict[str, Any], body
         connection.gone = False
         connection.hang_up()
     process.spawn(connection.serve(app, scope, body), f"{scope['method']} {scope['path']}")
-

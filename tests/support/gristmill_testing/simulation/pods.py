@@ -91,7 +91,9 @@ class Pod:
         )
         self.meter = meter
         await meter.start()
-        world.net.serve(self.meter_host, process, _watched(world, self, make_app(meter, own_lifespan=False)))
+        world.net.serve(
+            self.meter_host, process, _watched(world, self, make_app(meter, own_lifespan=False))
+        )
         while not meter.volume_failed:
             await asyncio.sleep(0.5)
         process.kill()  # As __main__: a meter that cannot write does not go on.
@@ -151,7 +153,9 @@ def worker_app(worker: FakeWorker) -> Callable[..., Any]:
             else:
                 await _reply(send, 200, await _call(worker, scope["method"], parts, body))
         except GristmillError as error:
-            problem = http.Problem(code=error.code, message=error.message, retryable=error.retryable)
+            problem = http.Problem(
+                code=error.code, message=error.message, retryable=error.retryable
+            )
             await _reply(send, STATUSES.get(error.code, 503), problem)
 
     return app

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gristmill_testing.simulation.loop import SimLoop, StuckError, running
+from gristmill_testing.simulation.mutations import MUTATIONS, plant
 from gristmill_testing.simulation.world import Trace, World
 
 SHOWN = 60
@@ -47,8 +48,14 @@ def _quiet(*, verbose: bool) -> Iterator[None]:
         logging.disable(before)
 
 
-def run_seed(seed: int, *, verbose: bool = False) -> Outcome:
-    """One world from start to end. The same seed does the same, to the last event."""
+def run_seed(seed: int, mutation: str | None = None, *, verbose: bool = False) -> Outcome:
+    """One world from start to end. The same seed does the same, to the last event.
+
+    mutation: the name of a bug to plant.
+    """
+    if mutation is not None:
+        with plant(next(each for each in MUTATIONS if each.name == mutation)):
+            return run_seed(seed, verbose=verbose)
     trace = Trace(keep=1_000_000 if verbose else 400)
     loop = SimLoop(seed, trace.note)
     trace.now = loop.time
@@ -99,13 +106,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=seeds_of, default=seeds_of("1-100"))
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--mutation", help="plant this bug; with `all`, find the first seed of each"
+    )
     parser.add_argument("--verbose", action="store_true", help="print every event and log line")
     given = parser.parse_args()
+    if given.mutation == "all":
+        return _first_seeds(given.seeds, given.processes)
     if given.verbose:
-        outcome = run_seed(given.seeds[0], verbose=True)
+        outcome = run_seed(given.seeds[0], given.mutation, verbose=True)
         sys.stdout.write("\n".join(outcome.last) + f"\n{outcome.report}\n")
         return bool(outcome.violations)
     return _campaign(given.seeds, given.processes)
+
+
+def _first_seeds(seeds: list[int], processes: int) -> int:
+    """For each planted bug, the first seed that catches it."""
+    missed = 0
+    with ProcessPoolExecutor(processes) as pool:
+        for mutation in MUTATIONS:
+            caught = next(
+                (
+                    outcome
+                    for at in range(0, len(seeds), 16)
+                    for outcome in pool.map(
+                        run_seed, seeds[at : at + 16], [mutation.name] * 16, chunksize=2
+                    )
+                    if outcome.violations
+                ),
+                None,
+            )
+            missed += caught is None
+            found = "MISSED" if caught is None else f"{caught.seed}: {caught.violations[0][:120]}"
+            sys.stdout.write(f"{mutation.name}: {found}\n")
+            sys.stdout.flush()
+    return bool(missed)
 
 
 def _campaign(seeds: list[int], processes: int) -> int:

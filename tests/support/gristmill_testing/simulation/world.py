@@ -39,6 +39,7 @@ class Plan:
     sessions: int
     steps: int
     chaos_s: float
+    disk_s: float
 
     @property
     def registers_first(self) -> bool:
@@ -51,6 +52,7 @@ def make_plan(rng: random.Random) -> Plan:
         sessions=rng.choice([1, 1, 2]),
         steps=rng.randint(6, 14),
         chaos_s=rng.uniform(15, 60),
+        disk_s=rng.choice([0.004, 0.004, 0.05, 0.4]),
     )
 
 
@@ -81,10 +83,12 @@ class World:
         self.rng = loop.rng
         self.note = trace.note
         self.plan = make_plan(self.rng)
+        loop.disk_s = self.plan.disk_s
         self.net = SimNetwork(loop)
         self.store = SimStore()
         self.books = Books(loop, self.net)
         self.audit = Audit(self)
+        self.books.on_registered = self.audit.registered
         self.saved: dict[str, Weights] = {}
         """Checkpoints: they lie in the artifact store."""
         self.runs: Counter[str] = Counter()
@@ -199,7 +203,9 @@ class World:
             records = session.state.records
             self._streams[uid] = {n for (s, n), r in records.items() if s == "log" and r.streaming}
             self.fetchable[uid] = {
-                n for (s, n), r in records.items() if s == "log" and r.claim == "claimed" and r.result
+                n
+                for (s, n), r in records.items()
+                if s == "log" and r.claim == "claimed" and r.result
             }
 
     def last_view(self, uid: SessionUid) -> Counts | None:
@@ -222,7 +228,10 @@ class World:
             open_ops = [
                 (op.stream, op.number, bool(op.operation_id))
                 for op in client.operations
-                if op.view is None and not op.streamed and not op.abandoned and not op.refused_number
+                if op.view is None
+                and not op.streamed
+                and not op.abandoned
+                and not op.refused_number
             ]
             lines.append(f"{client.name} waits for {open_ops[:8]}")
         return "; ".join(lines)
