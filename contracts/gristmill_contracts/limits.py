@@ -83,6 +83,10 @@ STATUS_USAGE_EVERY_S: Final = 60.0
 STATUS_WRITES_PER_S: Final = 10.0
 """Status writes that only inform, of all sessions together."""
 
+OWN_RANGES_MAX: Final = 200
+"""Ranges of the cluster's own addresses in one NetworkPolicy, of one version of IP; more are merged with their
+neighbours."""
+
 # --- gateway in a cluster ------------------------------------------------------------------------
 API_CONNECTIONS_MAX: Final = 32
 """Connections of one gateway to the API server."""
@@ -184,6 +188,10 @@ HEARTBEAT_WAIT_S_MAX: Final = 30.0
 EVENT_AGE_S_MAX: Final = 35 * 86_400
 EVENT_AHEAD_S_MAX: Final = 300
 """An event that began earlier or later than this against the ledger's clock is kept, quarantined."""
+CHAIN_LOOK_S: Final = 5.0
+"""How often a ledger looks for an hour to sign and for new rows to verify."""
+CHAIN_PAGE_ROWS: Final = 2000
+"""Rows that are verified, or exported, at a time."""
 PRICES_PER_BOOK_MAX: Final = 10_000
 RATING_TENANTS_MAX: Final = 100
 """Tenants whose usage one transaction rates."""

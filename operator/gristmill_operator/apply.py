@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from gristmill_contracts import labels
@@ -24,11 +24,13 @@ from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_contracts.units import now_us
 from gristmill_operator.children.jobs import drain_job
+from gristmill_operator.children.options import beside as options_beside
 from gristmill_operator.children.options import child_options
 from gristmill_operator.children.seating import Seating, state_claim_name
 from gristmill_operator.children.volume import KEPT_UNTIL, kept_patch
 from gristmill_operator.kinds import CLAIMS, JOBS, NAMESPACES, PODS, SESSIONS
 from gristmill_operator.memory import Memory
+from gristmill_operator.own_addresses import OwnAddresses
 from gristmill_operator.parsed import Parsed
 from gristmill_operator.place import NameTakenError, Placer, check_owned, failure_of
 from gristmill_operator.problems import AlreadyExistsError
@@ -67,8 +69,10 @@ class ClusterHands:
     memory: Memory
     clock: Callable[[], int] = now_us
     _parsed: Parsed = field(init=False)
+    _own: OwnAddresses = field(init=False)
 
     def __post_init__(self) -> None:
+        self._own = OwnAddresses(cluster=self.cluster, cache=self.cache)
         self._parsed = Parsed(cache=self.cache)
 
     async def do(self, session: TrainingSession, action: Action) -> None:
@@ -151,7 +155,11 @@ class ClusterHands:
         placer = Placer(cluster=self.cluster, cache=self.cache, key=self.key)
         try:
             check_identity(session, self.cache.list(SESSIONS))
-            await placer.place(self._seating(session, attempt), beside)
+            seating = self._seating(session, attempt)
+            if session.spec.egress_profiles:
+                options = options_beside(seating.options, await self._own.cidrs())
+                seating = replace(seating, options=options)
+            await placer.place(seating, beside)
         except GristmillError as error:
             failure = failure_of(error)
             if failure is not None:

@@ -79,6 +79,7 @@ ROLE_BINDINGS: Final = _v1("rbac.authorization.k8s.io", "RoleBinding", "rolebind
 RESOURCE_CLAIM_TEMPLATES: Final = _v1(
     "resource.k8s.io", "ResourceClaimTemplate", "resourceclaimtemplates"
 )
+ENDPOINT_SLICES: Final = _v1("discovery.k8s.io", "EndpointSlice", "endpointslices")
 LEASES: Final = _v1("coordination.k8s.io", "Lease", "leases")
 EVENTS: Final = _v1("events.k8s.io", "Event", "events")
 

@@ -13,6 +13,7 @@ from gristmill_contracts import labels, resources
 from gristmill_operator.kinds import (
     CARDS,
     CLAIMS,
+    ENDPOINT_SLICES,
     EVENTS,
     JOBS,
     LEASES,
@@ -27,6 +28,7 @@ from gristmill_operator.kinds import (
     TENANTS,
     Kind,
 )
+from gristmill_operator.own_addresses import API_NAME
 from gristmill_operator.seams import Json
 
 REVIEWS: Final = Kind(
@@ -76,6 +78,7 @@ def needed(system_namespace: str) -> Sequence[Right]:
     rights += [
         right for kind in (PODS, SERVICES, CLAIMS, JOBS, NODES) for right in _rights(kind, *READ)
     ]
+    rights += _rights(ENDPOINT_SLICES, "get", name=API_NAME)
     rights += _rights(NAMESPACES, *READ, "create", "patch")
     rights += _rights(EVENTS, "create", "patch")
     rights += _rights(ROLE_BINDINGS, "get", "create", "patch")

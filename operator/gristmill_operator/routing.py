@@ -16,6 +16,7 @@ from gristmill_operator.kinds import (
     TENANTS,
     Kind,
 )
+from gristmill_operator.own_addresses import of_node
 from gristmill_operator.seams import Json, Key
 
 MODEL_LABEL: Final = "gristmill.dev/model"
@@ -118,6 +119,12 @@ def _of_namespace(before: Json | None, after: Json | None, cache: ObjectCache) -
 
 
 def _of_node(before: Json | None, after: Json | None, cache: ObjectCache) -> Iterator[Key]:
+    if _addresses(before) != _addresses(after):
+        # They are left out of what tenants may reach; of the hub's ranges at the next look at each tenant.
+        for each in cache.list(TENANTS):
+            network = (each.get("spec") or {}).get("network") or {}
+            if network.get("egressCIDRs") or network.get("egressProfiles"):
+                yield Key("Tenant", "", each["metadata"]["name"])
     if _node_essence(before) == _node_essence(after):
         return
     name = _either(before, after)["metadata"]["name"]
@@ -173,6 +180,10 @@ def _node_essence(body: Json | None) -> object:
         return None
     ready = [each["status"] for each in body["status"]["conditions"]]
     return ready, body["status"]["allocatable"], body.get("spec"), body["metadata"].get("labels")
+
+
+def _addresses(node: Json | None) -> frozenset[str]:
+    return frozenset() if node is None else of_node(node)
 
 
 def _generation(body: Json) -> object:

@@ -30,7 +30,7 @@ from gristmill_operator.children.namespace import (
     namespace_name,
     tenant_namespace,
 )
-from gristmill_operator.children.options import ChildOptions, child_options
+from gristmill_operator.children.options import ChildOptions, beside, child_options
 from gristmill_operator.children.quota import resource_quota
 from gristmill_operator.codec import status_patch, tenant_from
 from gristmill_operator.drift import differs
@@ -42,6 +42,7 @@ from gristmill_operator.kinds import (
     TENANTS,
     Kind,
 )
+from gristmill_operator.own_addresses import OwnAddresses
 from gristmill_operator.parsed import Parsed
 from gristmill_operator.problems import AlreadyExistsError
 from gristmill_operator.quota_count import COUNTED, keep_counted
@@ -104,8 +105,10 @@ class TenantReconciler:
     clock: Callable[[], int] = now_us
     _options: ChildOptions = field(init=False)
     _parsed: Parsed = field(init=False)
+    _own: OwnAddresses = field(init=False)
 
     def __post_init__(self) -> None:
+        self._own = OwnAddresses(cluster=self.cluster, cache=self.cache)
         self._options = child_options(self.settings)
         self._parsed = Parsed(cache=self.cache)
 
@@ -185,7 +188,8 @@ class TenantReconciler:
             again_s.append(RIGHTS_AGAIN_S if claim.verdict == "New" else REFUSED_AGAIN_S)
             return Outcome(conditions=ready, again_s=min(again_s))
         sessions = self._parsed.sessions(namespace_name(tenant))
-        network = await self._refusal(tenant, network_children(tenant, sessions, self._options))
+        options = beside(self._options, await self._own.cidrs())
+        network = await self._refusal(tenant, network_children(tenant, sessions, options))
         quota = await self._refusal(tenant, quota_children(tenant))
         count = COUNTED
         if not quota and resource_quota(tenant) is not None:
@@ -203,7 +207,7 @@ class TenantReconciler:
         again_s += [] if purged_s is None else [purged_s]
         notes = [
             *ready,
-            network_condition(tenant, self._options.network, network),
+            network_condition(tenant, options.network, network),
             quota_condition(quota, count.message),
             budget_condition(tenant),
         ]

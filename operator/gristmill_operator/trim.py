@@ -54,10 +54,11 @@ def _node(body: Json) -> Json:
     ready = [each for each in status.get("conditions") or () if each["type"] == "Ready"]
     return {
         "metadata": _only(body["metadata"], _NODE_METADATA_KEPT),
-        "spec": _only(spec, frozenset({"taints", "unschedulable"})),
+        "spec": _only(spec, frozenset({"taints", "unschedulable", "podCIDR", "podCIDRs"})),
         # The kubelet reports every few minutes that nothing has changed.
         "status": {
             "allocatable": status.get("allocatable") or {},
+            "addresses": status.get("addresses") or [],
             "conditions": [_without(each, "lastHeartbeatTime") for each in ready],
         },
     }

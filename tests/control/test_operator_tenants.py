@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -154,6 +155,46 @@ async def test_a_tenant_gets_a_namespace_that_lets_nothing_through(bench: Bench,
         "BudgetAvailable": "True", "Ready": "True",
     }  # fmt: skip
     assert "10.96.0.0/24" in condition(cluster, name, "NetworkReady")["message"]
+
+
+async def test_a_range_around_everything_leads_not_to_the_cluster_itself(
+    bench: Bench, name: str
+) -> None:
+    """Whatever the chart was told: nodes, their pods and the API server are known from the cluster."""
+    cluster, namespace, joined = bench.cluster, f"gm-{name}", f"node-{name}"
+    cluster.apply(tenant(name, network={"egressCIDRs": ["0.0.0.0/0"]}))
+    await settle(bench, name)
+    service = cluster.get("service", "kubernetes", "default")["spec"]["clusterIP"]
+    slice_ = cluster.get("endpointslice", "kubernetes", "default")
+    [address] = slice_["endpoints"][0]["addresses"]
+
+    def holes(policy: str) -> set[str]:
+        [rule] = cluster.get("networkpolicy", policy, namespace)["spec"]["egress"]
+        [peer] = rule["to"]
+        assert peer["ipBlock"]["cidr"] == "0.0.0.0/0"
+        return set(peer["ipBlock"]["except"])
+
+    for policy in ("egress-extra", "fetch-out"):
+        assert {f"{service}/32", f"{address}/32", "169.254.0.0/16"} <= holes(policy)
+    cluster.apply(
+        {
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": joined},
+            "spec": {"podCIDR": "10.77.3.0/24", "podCIDRs": ["10.77.3.0/24"]},
+        }
+    )  # fmt: skip
+    try:
+        there = {"addresses": [{"type": "InternalIP", "address": "192.0.2.77"}]}
+        cluster.kubectl(
+            "patch", "node", joined, "--subresource=status", "--type=merge",
+            f"--patch={json.dumps({'status': there})}",
+        )  # fmt: skip
+        await bench.tenant(name)
+        for policy in ("egress-extra", "fetch-out"):
+            assert {"192.0.2.77/32", "10.77.3.0/24"} <= holes(policy)
+    finally:
+        cluster.delete("node", joined)
+    await bench.tenant(name)
+    assert "192.0.2.77/32" not in holes("egress-extra")
 
 
 async def test_people_get_their_roles_and_pods_get_none(bench: Bench, name: str) -> None:

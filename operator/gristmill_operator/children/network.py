@@ -78,13 +78,20 @@ def egress_to(cidrs: Sequence[str], options: NetworkOptions) -> list[Peer]:
 
     A range that lies wholly in what is left out gives nothing: see `refused_cidrs`.
     """
-    left_out = _left_out(options)
+    return _blocks(cidrs, _left_out(options, options.shown_cidrs), ())
+
+
+def _blocks(
+    cidrs: Sequence[str], left_out: Sequence[Network], avoided: Sequence[Network]
+) -> list[Peer]:
+    """avoided: left out of blocks around them; one that lies within is meant so."""
     peers: list[Peer] = []
     for cidr in dict.fromkeys(cidrs):
         block = _parse(cidr)
         if block is None or any(_within(block, each) for each in left_out):
             continue
-        holes = [str(each) for each in left_out if _within(each, block)]
+        inner = [*left_out, *(each for each in avoided if each != block)]
+        holes = [str(each) for each in dict.fromkeys(inner) if _within(each, block)]
         peers.append({"ipBlock": {"cidr": str(block)} | ({"except": holes} if holes else {})})
     return peers
 
@@ -96,8 +103,8 @@ def refused_cidrs(tenant: Tenant, options: NetworkOptions) -> list[str]:
     return [cidr for cidr in dict.fromkeys(given) if not egress_to([cidr], options)]
 
 
-def _left_out(options: NetworkOptions) -> list[Network]:
-    given = (*LINK_LOCAL, *options.pod_cidrs, *options.service_cidrs, *options.node_cidrs)
+def _left_out(options: NetworkOptions, shown: Sequence[str] = ()) -> list[Network]:
+    given = (*LINK_LOCAL, *options.pod_cidrs, *options.service_cidrs, *options.node_cidrs, *shown)
     return [ipaddress.ip_network(each, strict=False) for each in dict.fromkeys(given)]
 
 
@@ -130,7 +137,8 @@ def _dns(options: NetworkOptions) -> Peer:
 
 
 def _hub(options: NetworkOptions) -> list[Peer]:
-    to = egress_to(options.hub_cidrs, options)
+    shown = [ipaddress.ip_network(each) for each in options.shown_cidrs]
+    to = _blocks(options.hub_cidrs, _left_out(options), shown)
     ports = [{"protocol": "TCP", "port": port} for port in options.hub_ports]
     return [{"to": to, "ports": ports}] if to else []
 

@@ -1,6 +1,6 @@
 """What a platform team decides about all children alike: images, addresses, networks, sizes. Values only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gristmill_operator.settings import AccessMode, OperatorSettings
@@ -35,6 +35,9 @@ class NetworkOptions:
     """Left out of whatever a tenant's egress allows, with the metadata address."""
     node_cidrs: tuple[str, ...] = ()
     """Addresses of nodes and of the API server, left out likewise."""
+    shown_cidrs: tuple[str, ...] = ()
+    """What the cluster shows of its own addresses: left out of the ranges of tenants and of the hub that lie
+    around them. A range of the hub within them stays: only the platform's team can have meant it."""
     ledger_port: int = 8460
     hub_cidrs: tuple[str, ...] = ("0.0.0.0/0",)
     """Where a fetch Job may load weights from."""
@@ -87,6 +90,11 @@ class ChildOptions:
     """Path and claim: mounted read-only in every worker and fetch Job."""
     extra_environment: tuple[tuple[str, str], ...] = ()
     """Set in every container: proxies and certificates."""
+
+
+def beside(options: ChildOptions, shown: tuple[str, ...]) -> ChildOptions:
+    """The same in a cluster that shows these addresses of its own."""
+    return replace(options, network=replace(options.network, shown_cidrs=shown))
 
 
 def child_options(settings: OperatorSettings) -> ChildOptions:
