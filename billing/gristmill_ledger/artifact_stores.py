@@ -9,6 +9,7 @@ from gristmill_ledger.settings import LedgerSettings
 
 BODIES: Final = ".bodies"
 """No tenant can be called so: what lies here is in no list of a tenant's artifacts."""
+HEADS: Final = ".heads"
 
 
 def artifact_store(settings: LedgerSettings) -> ArtifactStore | None:
@@ -30,6 +31,13 @@ def body_store(settings: LedgerSettings) -> ArtifactStore:
         root=(settings.artifacts_dir or settings.data_dir) / BODIES,
         free_bytes_min=settings.artifacts_free_bytes_min,
     )
+
+
+def head_store(settings: LedgerSettings) -> ArtifactStore | None:
+    """Where signed heads are copied to; None = nowhere."""
+    if settings.chain_copies_dir is not None:
+        return LocalArtifactStore(root=settings.chain_copies_dir, free_bytes_min=0)
+    return _bucket(settings, HEADS + "/") if settings.artifacts_url else None
 
 
 def _bucket(settings: LedgerSettings, below: str) -> S3ArtifactStore:

@@ -62,6 +62,22 @@ class Metrics:
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.5, 1, 5),
             registry=self.registry,
         )
+        self.heads_signed = Counter(
+            names.LEDGER_HEADS_SIGNED,
+            "Heads of chains that this process signed",
+            registry=self.registry,
+        )
+        self.chain_verified = Gauge(
+            names.CHAIN_VERIFIED_SEQ,
+            "Rows whose hashes this process has computed again, of all tenants",
+            registry=self.registry,
+        )
+        self.chain_unverified = Gauge(
+            names.CHAIN_UNVERIFIED_ROWS, "Stored rows that it has not come to", registry=self.registry
+        )
+        self.chain_failures = Counter(
+            names.CHAIN_FAILURES, "Tenants whose chain was found broken", registry=self.registry
+        )
         self.producers = Gauge(
             names.LEDGER_PRODUCERS, "Registered producers", registry=self.registry
         )

@@ -28,6 +28,12 @@ class LedgerSettings(BaseSettings):
     """File that holds the database_url, such as a mounted secret. Not with database_url."""
     cluster_key_file: Path | None = None
     """File of the cluster's key, 32 bytes. With it callers must show a secret that derives from it."""
+    chain_key_file: Path | None = None
+    """File of the Ed25519 key (PEM) that signs heads. Not set: made beside the SQLite file; none with PostgreSQL."""
+    chain_name: str = "gristmill"
+    """Name of that key in signed heads: one for each ledger, without spaces and plus signs."""
+    chain_copies_dir: Path | None = None
+    """Folder on another volume that signed heads are copied to. Not set: the bucket of artifacts_url, if any."""
     artifacts_dir: Path | None = None
     """Folder of the artifact store. Not set: checkpoints stay in a folder that all parts share."""
     artifacts_url: str = Field(

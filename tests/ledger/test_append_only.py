@@ -5,11 +5,13 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from gristmill_contracts import limits
+from gristmill_contracts.chain.notes import new_key_pem, read_key_pem
 from gristmill_contracts.cluster_http import UsageGap
 from gristmill_contracts.http import RegisterCheckpoint
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
 from gristmill_contracts.usage import Counts
 from gristmill_ledger import schema
+from gristmill_ledger.chain.heads import sign_heads
 from gristmill_ledger.checkpoints import delete_checkpoint, register_checkpoint
 from gristmill_ledger.database import Database
 from gristmill_ledger.gaps import record_gap
@@ -52,6 +54,8 @@ def fill(database: Database) -> None:
     database.write_now(lambda c: register_checkpoint(c, checkpoint))
     database.write_now(lambda c: delete_checkpoint(c, "acme", "g", 1))
     database.write_now(lambda c: put_tenant(c, "acme"))
+    key = read_key_pem(new_key_pem(), "test")
+    database.write_now(lambda c: sign_heads(c, key, at_us=NOW_US, slot="hour 1"))
     fill_budgets(database)
     rate_all(database)
     database.write_now(lambda c: begin_run(c, Rerate(reason="test"), now_us=START_US))

@@ -13,6 +13,7 @@ from gristmill_ledger.schema import budgets as budgets
 from gristmill_ledger.schema import rating as rating
 from gristmill_ledger.schema.base import INT64
 from gristmill_ledger.schema.base import metadata as metadata
+from gristmill_ledger.schema.chain import chain_checkpoint as chain_checkpoint
 from gristmill_ledger.schema.inbox import archive as archive
 from gristmill_ledger.schema.inbox import inbox as inbox
 from gristmill_ledger.schema.inbox import inbox_entry as inbox_entry
@@ -233,4 +234,5 @@ FACT_TABLES: Final = (
     "checkpoint_tombstone", "price_book", "price", "usage_gap", "session_price_book",
     "budget", "budget_limit", "budget_crossing", "budget_lease", "reservation", "reservation_suspense",
     "reservation_resolution", "rate", "rate_price", "rating_run", "rated_usage",
+    "chain_checkpoint",
 )  # fmt: skip

@@ -1,0 +1,120 @@
+"""Keeps the chains: signs their heads each hour, copies these to a second place, verifies new rows.
+
+One task of each ledger process. Replicas do the same work beside each other: a head is signed once for
+each hour, whoever comes first, and a copy that is there is not written again.
+"""
+
+import asyncio
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from gristmill_contracts import limits
+from gristmill_contracts.chain.notes import SigningKey
+from gristmill_contracts.chain.walk import BrokenChainError, Walk
+from gristmill_contracts.errors import GristmillError
+from gristmill_contracts.units import now_us
+from gristmill_ledger.artifact_port import ArtifactStore, put_bytes
+from gristmill_ledger.chain.heads import Note, hour_slot, newest_notes, notes_after, sign_heads
+from gristmill_ledger.chain.pages import chain_heads, walk_page
+from gristmill_ledger.chain.rows import Head
+from gristmill_ledger.database import Database
+from gristmill_ledger.metrics import Metrics
+
+log = logging.getLogger(__name__)
+NOTES_AT_ONCE: Final = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeper:
+    """`run` it as a task; cancel it to end it."""
+
+    database: Database
+    metrics: Metrics
+    key: SigningKey | None
+    """None = heads are not signed."""
+    copies: ArtifactStore | None
+    """Where signed heads are copied to; None = nowhere."""
+    walks: dict[str, Walk] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    copied: dict[str, int] = field(default_factory=dict)
+    """Tenant -> rows that its newest copied head names."""
+    signed_slot: str = ""
+
+    async def run(self) -> None:
+        """Never ends by itself: what fails is tried again."""
+        while True:
+            for step in (self.sign, self.copy, self.verify):
+                try:
+                    await step()
+                except GristmillError as error:
+                    log.warning(
+                        "chain_waits", extra={"step": step.__name__, "reason": error.message}
+                    )
+                except Exception:
+                    log.exception("chain_step_failed", extra={"step": step.__name__})
+            await asyncio.sleep(limits.CHAIN_LOOK_S)
+
+    async def sign(self) -> None:
+        """Sign the heads of this hour, unless that is done."""
+        at_us = now_us()
+        slot = hour_slot(at_us)
+        if self.key is None or slot == self.signed_slot:
+            return
+        sign = partial(sign_heads, key=self.key, at_us=at_us, slot=slot)
+        signed = await self.database.write(sign)
+        self.signed_slot = slot
+        self.metrics.heads_signed.inc(len(signed))
+        log.info("chain_heads_signed", extra={"heads": len(signed)})
+
+    async def copy(self) -> None:
+        """Copy every signed head that is not in the second place yet."""
+        if self.copies is None:
+            return
+        for newest in await self.database.read(newest_notes):
+            while self.copied.get(newest.tenant, 0) < newest.seq:
+                after = self.copied.get(newest.tenant, 0)
+                notes = await self.database.read(
+                    partial(notes_after, tenant=newest.tenant, after=after, most=NOTES_AT_ONCE)
+                )
+                for note in notes:
+                    await asyncio.to_thread(_copy, self.copies, note)
+                    self.copied[note.tenant] = note.seq
+
+    async def verify(self) -> None:
+        """Verify the rows behind those that were, in steps between which others read."""
+        heads = await self.database.read(chain_heads)
+        for head in heads:
+            walk = self.walks.setdefault(head.tenant, Walk(tenant=head.tenant))
+            try:
+                while head.tenant not in self.broken and walk.seq < head.seq:
+                    await self.database.read(partial(walk_page, walk=walk, last=head.seq))
+            except BrokenChainError as error:
+                self._report(error)
+            self._count(heads)
+        self._count(heads)
+
+    def _report(self, error: BrokenChainError) -> None:
+        """Once for each tenant: behind the first broken row nothing can be verified."""
+        fault = error.fault
+        self.broken.add(fault.tenant)
+        self.metrics.chain_failures.inc()
+        log.error(
+            "chain_broken",
+            extra={"tenant": fault.tenant, "seq": fault.seq, "event_id": fault.event_id,
+                   "reason": fault.what},
+        )  # fmt: skip
+
+    def _count(self, heads: list[Head]) -> None:
+        verified = sum(walk.seq for walk in self.walks.values())
+        self.metrics.chain_verified.set(verified)
+        self.metrics.chain_unverified.set(max(0, sum(head.seq for head in heads) - verified))
+
+
+def _copy(copies: ArtifactStore, note: Note) -> None:
+    name = f"{note.seq:020}.note"
+    if copies.sha256_of(note.tenant, name) is None:
+        content = note.text.encode()
+        put_bytes(copies, note.tenant, name, content, hashlib.sha256(content).hexdigest())
