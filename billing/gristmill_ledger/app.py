@@ -11,7 +11,16 @@ from starlette.exceptions import HTTPException
 from gristmill_contracts.errors import GristmillError, InvalidRequestError, NotFoundError
 from gristmill_ledger.auth import Gate
 from gristmill_ledger.ledger import Ledger
-from gristmill_ledger.routes import artifacts, cluster, inbox, ingest, queries, registries
+from gristmill_ledger.routes import (
+    artifacts,
+    budgets,
+    cluster,
+    inbox,
+    ingest,
+    leases,
+    queries,
+    registries,
+)
 from gristmill_ledger.wire import problem
 
 log = logging.getLogger(__name__)
@@ -33,7 +42,7 @@ def make_app(ledger: Ledger) -> FastAPI:
     )
     app.state.ledger = ledger
     app.add_middleware(Gate, key=lambda: ledger.cluster_key)
-    routers = (ingest, registries, queries, cluster, artifacts, inbox)
+    routers = (ingest, registries, queries, cluster, artifacts, inbox, budgets, leases)
     for router in (module.router for module in routers):
         app.include_router(router)
     app.add_exception_handler(GristmillError, _refused)

@@ -44,7 +44,8 @@ METER_POSTS: Final = frozenset(
 )
 METER_SESSION_POSTS: Final = re.compile(r"/v1/sessions/[^/]+/(inbox/claim|inbox/ack|archive)")
 """The route sees to it that the session is the meter's own."""
-ARTIFACTS_PATH: Final = "/v1/artifacts/"
+METER_PATHS: Final = ("/v1/artifacts/", "/v1/leases")
+"""Where everything is for meters too; as above."""
 SERVICES: Final[tuple[Service, ...]] = get_args(Service)
 
 
@@ -110,7 +111,7 @@ def identify(key: bytes | None, method: str, path: str, headers: Headers) -> Cal
         raise UnauthenticatedError(
             f"the secret of attempt {attempt} of session {session[:63]!r} is wrong"
         )
-    if not (method == "POST" and _is_meter_post(path)) and not path.startswith(ARTIFACTS_PATH):
+    if not (method == "POST" and _is_meter_post(path)) and not path.startswith(METER_PATHS):
         raise ForbiddenError(f"a meter may not use {method} {path[:200]}")
     return Caller(session=session, attempt=attempt)
 

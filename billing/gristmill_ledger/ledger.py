@@ -7,12 +7,16 @@ from typing import Final
 
 from sqlalchemy import Connection, func, select
 
+from gristmill_contracts.budgets import BudgetView
 from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.http import Heartbeat, HeartbeatPage
 from gristmill_ledger import schema
 from gristmill_ledger.artifact_port import ArtifactStore
 from gristmill_ledger.artifact_stores import artifact_store, body_store
 from gristmill_ledger.auth import read_cluster_key
+from gristmill_ledger.budgets.desk import LeaseDesk
+from gristmill_ledger.budgets.returns import answer_leases
+from gristmill_ledger.budgets.views import shown_budgets
 from gristmill_ledger.coalesce import Coalescer
 from gristmill_ledger.costs import Costs
 from gristmill_ledger.database import Database, open_engine
@@ -60,8 +64,9 @@ class Ledger:
         """Requests for heartbeats that wait for one."""
         self.follower: Follower
         """Made by `open`, which also starts it."""
-        self._following: asyncio.Task[None] | None = None
-        self._sweeping: asyncio.Task[None] | None = None
+        self.desk: LeaseDesk
+        """Leases of budgets. Made by `open`, which also starts it."""
+        self._tasks: list[asyncio.Task[None]] = []
         self._tenants: dict[str, str] = {}
         self._beaten = asyncio.Condition()
         self._beats = 0
@@ -94,17 +99,24 @@ class Ledger:
         self.follower = Follower(
             database=self.database, metrics=self.metrics, book=settings.price_book
         )
-        self._following = asyncio.create_task(self.follower.run(), name="follower")
         sweeper = Sweeper(database=self.database, bodies=self.bodies)
-        self._sweeping = asyncio.create_task(sweeper.run(), name="sweeper")
+        self.desk = LeaseDesk(
+            database=self.database,
+            metrics=self.metrics,
+            book=settings.price_book,
+            waiting_max=settings.writes_pending_max,
+        )
+        self._tasks = [
+            asyncio.create_task(each.run(), name=type(each).__name__)
+            for each in (self.follower, sweeper, self.desk)
+        ]
         log.info("ledger_opened", extra={"database": engine.url.render_as_string()})
 
     async def close(self) -> None:
         await self.wake()
-        for task in (self._following, self._sweeping):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+        for task in self._tasks:
+            task.cancel()
+            await asyncio.wait([task])
         await asyncio.to_thread(self.database.close)
         log.info("ledger_closed")
 
@@ -131,7 +143,9 @@ class Ledger:
         def work(connection: Connection) -> tuple[int, HeartbeatAnswer]:
             stored = store_heartbeats(connection, heartbeats)
             answer = answer_heartbeats(connection, heartbeats)
-            answer.release_until_s = grant_releases(connection, heartbeats, clock_us(connection))
+            at_us = clock_us(connection)
+            answer.release_until_s = grant_releases(connection, heartbeats, at_us)
+            answer_leases(connection, heartbeats, answer, at_us)
             uids = {beat.view.uid for beat in heartbeats}
             answer.inbox = waiting_sessions(connection, uids)
             return stored, answer
@@ -178,10 +192,12 @@ class Ledger:
                 self.polls_held -= 1
 
     async def metrics_text(self) -> bytes:
-        producers, heartbeat_us = await self.database.read(_gauges)
+        producers, heartbeat_us, budgets = await self.database.read(_gauges)
+        self.metrics.budgets.show(budgets)
         return self.metrics.text(producers=producers, heartbeat_us=heartbeat_us)
 
 
-def _gauges(connection: Connection) -> tuple[int, int | None]:
+def _gauges(connection: Connection) -> tuple[int, int | None, list[BudgetView]]:
     producers = connection.execute(select(func.count()).select_from(schema.producer)).scalar_one()
-    return producers, newest_heartbeat_us(connection)
+    budgets = shown_budgets(connection, clock_us(connection))
+    return producers, newest_heartbeat_us(connection), budgets

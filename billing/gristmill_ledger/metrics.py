@@ -5,6 +5,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gristmill_contracts import metrics as names
+from gristmill_ledger.budget_metrics import BudgetMetrics
 
 
 class Metrics:
@@ -56,6 +57,7 @@ class Metrics:
             "Ended operations whose results are served after their session's meter has gone",
             registry=self.registry,
         )
+        self.budgets = BudgetMetrics(self.registry)
         self.commit_seconds = Histogram(
             names.LEDGER_COMMIT_SECONDS,
             "Time of a writing transaction, commit included",

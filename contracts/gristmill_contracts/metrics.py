@@ -45,6 +45,13 @@ CHAIN_UNVERIFIED_ROWS: Final = "gristmill_chain_unverified_rows"
 CHAIN_FAILURES: Final = "gristmill_chain_failures_total"
 LEDGER_PRODUCERS: Final = "gristmill_ledger_producers"
 LEDGER_HEARTBEAT_AGE_SECONDS: Final = "gristmill_ledger_heartbeat_age_seconds"
+BUDGET_LIMIT: Final = "gristmill_budget_limit"
+BUDGET_POSTED: Final = "gristmill_budget_posted"
+BUDGET_RESERVED: Final = "gristmill_budget_reserved"
+BUDGET_DENIALS: Final = "gristmill_budget_denials_total"
+BUDGET_THRESHOLDS_PASSED: Final = "gristmill_budget_thresholds_passed_total"
+BUDGET_UNRESERVED_EVENTS: Final = "gristmill_budget_unreserved_events_total"
+RESERVATIONS_EXPIRED: Final = "gristmill_reservations_expired_total"
 
 # --- worker --------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ def _check_owner(connection: Connection, lease: str, session: str, attempt: int)
         )
 
 
-def answer_heartbeats(
+def answer_leases(
     connection: Connection, heartbeats: Collection[Heartbeat], answer: HeartbeatAnswer, now_us: int
 ) -> None:
     """Renew the leases that the heartbeats name, and tell how long they may be spent."""

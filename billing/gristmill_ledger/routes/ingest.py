@@ -69,6 +69,7 @@ def _report(ledger: Ledger, stored: Stored) -> None:
     events.labels("duplicate").inc(stored.duplicates)
     events.labels("conflict").inc(len(stored.conflicts))
     ledger.metrics.quarantined.inc(stored.quarantined)
+    ledger.desk.settled(stored.settled)
     for event in stored.conflicts:
         log.error(
             "usage_event_dead_lettered",
