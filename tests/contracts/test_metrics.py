@@ -70,7 +70,8 @@ def test_no_label_names_a_session_a_user_or_a_request(part: str) -> None:
     }
     allowed = {"tenant", "model", "token_type", "operation", "kind", "outcome", "replay"}
     of_the_cluster = {"resource", "state", "verb", "code", "informative"}
-    assert labels <= allowed | of_the_cluster | {"status", "result", "label"}
+    of_budgets = {"budget", "unit", "percent", "reason", "resolution"}  # never those of a session
+    assert labels <= allowed | of_the_cluster | of_budgets | {"status", "result", "label"}
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
