@@ -6,6 +6,7 @@ from pydantic import Field
 
 from gristmill_contracts.resources import (
     LABEL_PATTERN,
+    SET,
     ClusterResource,
     Conditions,
     Count,
@@ -21,6 +22,7 @@ from gristmill_contracts.resources import (
     list_map,
 )
 
+PriorityClass = Annotated[str, Field(min_length=1, max_length=63)]
 Cidr = Annotated[str, Field(max_length=43, pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")]
 
 
@@ -134,6 +136,11 @@ class TenantSpec(Model):
     """Queue of sessions that name none. Not served yet."""
     priority_class_name: str = Field(default="", max_length=63)
     """Priority class of the pods of sessions that name none."""
+    priority_classes: list[PriorityClass] = Field(
+        default_factory=list, max_length=16, json_schema_extra=SET
+    )
+    """Priority classes that sessions may name beside priorityClassName. One that names another does not start:
+    its pods would push those of others aside."""
     network: TenantNetwork = Field(default_factory=TenantNetwork)
     """Where its pods may connect to."""
     pod_security: Literal["restricted"] = "restricted"

@@ -156,6 +156,11 @@ class ClusterObserver:
             budget_message="" if budget is None else budget.message,
             position=self._position(session, maximum, now_us),
             max_running=maximum,
+            priority_classes=tuple(
+                name
+                for name in (tenant.spec.priority_class_name, *tenant.spec.priority_classes)
+                if name
+            ),
             rate_card_missing=self._missing_card(session, tenant),
         )
 

@@ -117,6 +117,8 @@ class TenantView:
     position: int | None = None
     """Place in the tenant's queue for quota.maxRunning (see `queue.positions`); None = may run now."""
     max_running: int | None = None
+    priority_classes: tuple[str, ...] = ()
+    """Those that its sessions may name, its own default among them."""
     rate_card_missing: str = ""
     """The RateCard that the session is to be priced by, where there is none of that name; "" = nothing is missing."""
 

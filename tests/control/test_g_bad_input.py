@@ -103,6 +103,28 @@ def test_a_suspended_tenant_starts_nothing_and_says_so(world: OperatorWorld) -> 
     world.wait_state("waits", "Running", namespace, 30)
 
 
+def test_a_priority_class_that_the_tenant_does_not_have_is_named_and_may_be_added(
+    world: OperatorWorld,
+) -> None:
+    """Pods of a higher class push those of others aside."""
+    world.cluster.apply(
+        {
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": "urgent"}, "value": 1000,
+        }
+    )  # fmt: skip
+    namespace = world.tenant("pushy")
+    world.cluster.apply(session("first", namespace, priorityClassName="urgent"))
+    message = told(world, "first", "Accepted", "PriorityNotAllowed", namespace=namespace)
+    assert "'urgent'" in message
+    assert "spec.priorityClasses" in message
+    assert world.pods(namespace=namespace) == []
+    world.cluster.apply(tenant("pushy", priorityClasses=["urgent"]))
+    world.wait_state("first", "Running", namespace, 30)
+    [pod] = world.pods("first", namespace)
+    assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == ("urgent", 1000)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

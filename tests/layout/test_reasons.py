@@ -10,7 +10,7 @@ SOURCES = ("sessions/gristmill_sessions", "operator/gristmill_operator")
 CONTRACT = ROOT / "contracts/gristmill_contracts/conditions.py"
 NOT_REASONS = {
     # Kinds of the API, and words of its own.
-    "AlreadyExists", "BaseModel", "ClusterRole", "DeleteOptions", "DeletionFailed", "ExactCount", "FailJob", "IfNotPresent",
+    "AlreadyExists", "BaseModel", "ClusterRole", "DeleteOptions", "DeletionFailed", "EndpointSlice", "ExactCount", "FailJob", "IfNotPresent",
     "LimitRange", "NetworkPolicy", "OnRootMismatch", "PersistentVolumeClaim", "PodScheduled", "RateCard", "ReadOnlyMany",
     "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod", "ResourceClaimTemplate", "ResourceQuota", "RoleBinding",
     "RuntimeDefault", "SelfSubjectAccessReview", "ServiceAccount", "TrainingSession",

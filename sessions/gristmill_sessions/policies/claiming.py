@@ -33,7 +33,8 @@ def acceptance(observed: Observed) -> Plan | None:
     if observed.attempt > 0:
         return None
     found = _tenant_refuses(observed) or _model_refuses(observed) or _prices_refuse(observed)
-    found = found or _spec_refuses(observed) or _name_refuses(observed)
+    found = found or _spec_refuses(observed) or _priority_refuses(observed)
+    found = found or _name_refuses(observed)
     if found is None:
         return None
     # Nobody tells a session of the end of another one.
@@ -122,6 +123,20 @@ def _spec_refuses(observed: Observed) -> tuple[str, str] | None:
         return "ParkingNotServed", PARKING
     asked = unserved(spec)
     return ("FieldNotServed", f"{asked}. Create the session again so") if asked else None
+
+
+def _priority_refuses(observed: Observed) -> tuple[str, str] | None:
+    """Pods of a higher class push others aside: which ones a tenant may use, the platform's team says."""
+    name, tenant = observed.session.spec.priority_class_name, cluster_of(observed).tenant
+    if not name or name in tenant.priority_classes:
+        return None
+    known = ", ".join(tenant.priority_classes) or "none"
+    return (
+        "PriorityNotAllowed",
+        f"spec.priorityClassName is {name!r}, which tenant {tenant.name!r} does not have; it has: {known}. Have "
+        f"{name!r} added to the Tenant's spec.priorityClasses: the session starts then. Or create it again with "
+        "another class, or without",
+    )
 
 
 def _name_refuses(observed: Observed) -> tuple[str, str] | None:
