@@ -94,6 +94,10 @@ class Workers:
 
     async def _stale(self, key: Key, error: GristmillError) -> Result:
         """Something is newer than what was looked at, or gone: read it, and look again soon."""
+        if isinstance(error, NotFoundError) and key.kind != SESSIONS.kind:
+            # Others are not read anew: a cache that goes on naming what is gone must not be asked every second.
+            self._say(key, error)
+            return self._failed(key, error)
         logger.info("stale", extra={**_fields(key), "error": error.message})
         if key.kind == SESSIONS.kind:
             with contextlib.suppress(GristmillError):

@@ -90,6 +90,29 @@ async def test_answers_are_remembered_until_the_store_changes(store: CountingSto
     assert again.spec.desired_state == "Stopped"
 
 
+class LaggingStore(CountingStore):
+    """Its lists and its revision stand still, as a cache's whose watch lags; a read by name does not."""
+
+    lags = False
+
+    def revision(self) -> int:
+        return 1 if self.lags else super().revision()
+
+    def list(self, kind: type[Any], namespace: str | None = None) -> list[Any]:
+        return [] if self.lags else super().list(kind, namespace)
+
+
+async def test_that_a_session_is_not_there_is_remembered_of_no_name(tmp_path: Path) -> None:
+    """Another gateway makes it a moment later, and the watch that would tell of it lags."""
+    open_local_store(tmp_path / "store.sqlite3")
+    store = LaggingStore(tmp_path / "store.sqlite3")
+    store.lags = True
+    directory = Directory(store)
+    assert await directory.session("acme", "run") is None
+    created = store.create(session("run"))
+    assert await directory.session("acme", "run") == created
+
+
 async def test_a_key_is_found_by_its_id(store: CountingStore) -> None:
     directory = Directory(store)
     assert await directory.access_key("AKIA1") is None

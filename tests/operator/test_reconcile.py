@@ -1,13 +1,18 @@
 """The loop over one session: order of things, errors, conflicts, and writes that are not made."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from gristmill_contracts import conditions
-from gristmill_contracts.errors import ConflictError, GristmillError, UnavailableError
+from gristmill_contracts.errors import (
+    ConflictError,
+    GristmillError,
+    NotFoundError,
+    UnavailableError,
+)
 from gristmill_contracts.session import TrainingSession, UsageStatus
 from gristmill_operator.budget import WriteBudget
 from gristmill_operator.cache import ObjectCache
@@ -320,6 +325,25 @@ async def test_a_conflict_reads_anew_and_comes_again_soon(world: World) -> None:
     world.clock.pass_s(0.3)
     assert await one_pass(work) == "done"
     assert world.status()["conditions"][0]["type"] == "Accepted"
+
+
+async def test_what_is_gone_is_no_reason_to_look_at_a_tenant_every_second(world: World) -> None:
+    """The API server says 404 to something of the tenant, and the watch tells of nothing."""
+
+    class Gone:
+        async def reconcile(self, name: str) -> float | None:
+            raise NotFoundError(f"tenants {name!r} not found")
+
+    work = workers(world)
+    work = replace(work, others={"Tenant": Gone()})
+    work.queue.add(Key("Tenant", "", "acme"))
+    looks = 0
+    for _ in range(600):
+        if len(work.queue):
+            assert await one_pass(work) == "failed"
+            looks += 1
+        world.clock.pass_s(1)
+    assert 5 < looks < 20
 
 
 async def test_pauses_grow_while_the_ledger_is_away_and_end_with_it(world: World) -> None:
