@@ -15,7 +15,7 @@ from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.inbox import AckInbox, ClaimInbox
 from gristmill_ledger import checks, schema
 from gristmill_ledger.bodies import Body
-from gristmill_ledger.inbox import foreign, inbox_row, lock_inbox
+from gristmill_ledger.inbox import foreign, lock_inbox
 from gristmill_ledger.producers import owning_attempt
 from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.release import clock_us
@@ -38,6 +38,14 @@ class Dropped:
     blobs: list[str]
     taken: int = 0
     skipped: int = 0
+
+    def __add__(self, other: "Dropped") -> "Dropped":
+        return Dropped(
+            tenant=self.tenant,
+            blobs=self.blobs + other.blobs,
+            taken=self.taken + other.taken,
+            skipped=self.skipped + other.skipped,
+        )
 
 
 def claim(connection: Connection, uid: str, request: ClaimInbox) -> Claimed:
@@ -82,12 +90,13 @@ def _page(rows: Any) -> list[Row[Any]]:
 def acknowledge(connection: Connection, uid: str, request: AckInbox) -> Dropped:
     """Let go of what a log holds, and of what it cannot take. Doing it again changes nothing."""
     check_owner(connection, uid, request.attempt)
-    row = inbox_row(connection, uid, lock=True)
-    if row is None:
-        return Dropped(tenant="", blobs=[])
+    row = lock_inbox(connection, uid, session_tenant(connection, uid) or "")
     ends = {position: ("taken", "") for position in request.taken}
     ends |= {skip.position: ("skipped", skip.reason) for skip in request.skipped}
-    return end_entries(connection, row, ends)
+    dropped = end_entries(connection, row, ends)
+    if not request.closes:
+        return dropped
+    return dropped + close(connection, uid, row.tenant, request.closes)
 
 
 def close(connection: Connection, uid: str, tenant: str, reason: str) -> Dropped:

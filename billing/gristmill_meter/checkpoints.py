@@ -19,7 +19,7 @@ from gristmill_meter.retention import without_inline
 
 SCALARS: Final = (
     "uid", "tenant", "project", "model", "attempt", "frames", "next_number",
-    "last_received_number", "missing_since_us", "log_number", "executed", "executed_before",
+    "last_received_number", "missing_since_us", "log_number", "inbox_number", "executed", "executed_before",
     "snapshots", "snapshot_wall_us", "snapshot_bytes", "snapshot_forced", "default_adapter",
     "counts", "head_seq", "failure", "failure_frame", "closed", "last_activity_us",
 )  # fmt: skip
@@ -51,6 +51,7 @@ class StoredState(msgspec.Struct, kw_only=True):
     failure_frame: int
     closed: bool
     last_activity_us: int
+    inbox_number: int = 0
     records: list[Record]
     events: list[tuple[int, UsageEvent]]
 

@@ -79,14 +79,49 @@ def on_submit(
     number = state.log_number + 1
     if submit.stream == "train":
         number = _new_number(book, submit.number)
-    room_bytes = result_room_bytes(submit.operation, room.context_length)
     _check_bounds(state, submit)
+    return Accept(number=number, room_bytes=_checked_room(state, submit, room))
+
+
+def _checked_room(state: SessionState, submit: Submit, room: Room) -> int:
+    """Bytes to reserve for the operation's result. Raises LogFullError."""
+    room_bytes = result_room_bytes(submit.operation, room.context_length)
     if room.free_bytes - state.room_bytes - room_bytes < room.free_bytes_min:
         raise LogFullError(
             f"the log's volume has {room.free_bytes} bytes left, of which {state.room_bytes} are reserved "
             f"and {room.free_bytes_min} must stay free; enlarge the volume or wait"
         )
-    return Accept(number=number, room_bytes=room_bytes)
+    return room_bytes
+
+
+def on_taken(
+    state: SessionState, submit: Submit, number: int, started: Collection[Key], room: Room
+) -> Accept | None:
+    """What becomes of a submit from the inbox; None = the log has it. `number`: what it was accepted as.
+
+    Its client was told that it is accepted: no bound refuses it, a full volume only makes it wait.
+    Raises LogFullError, and ConflictError or InvalidRequestError where it can never be taken.
+    """
+    book = LogBook(state=state, started=started)
+    check_stream(submit)
+    if submit.stream == "log" and number <= state.inbox_number:
+        return None  # They come in order, and each number is given once.
+    if submit.stream == "train" and same_operation(book, submit) is not None:
+        return None
+    if submit.stream == "train" and number < book.next_number and book.by_number(number) is None:
+        return None  # It ended so long ago that its record is gone.
+    _check_open(state)
+    if submit.stream == "train":
+        checked_number(book, number)
+    return Accept(number=number, room_bytes=_checked_room(state, submit, room))
+
+
+def on_taken_refusal(state: SessionState, refuse: Refuse) -> Accept | None:
+    """What becomes of a refusal from the inbox; None = the log has it, or an operation in its place."""
+    if refuse.number < state.next_number:
+        return None
+    decision = on_refuse(state, refuse)
+    return decision if isinstance(decision, Accept) else None
 
 
 def on_refuse(state: SessionState, refuse: Refuse) -> Accept | Duplicate:

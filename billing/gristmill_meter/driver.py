@@ -10,6 +10,7 @@ from gristmill_contracts import limits
 from gristmill_contracts.errors import FencedError, GristmillError, OperationFailedError
 from gristmill_contracts.http import Assignment, Heartbeat, StreamChunk, Submit
 from gristmill_meter import frames
+from gristmill_meter.archive import Archiver
 from gristmill_meter.artifacts import Artifacts
 from gristmill_meter.decisions import (
     gap_overdue,
@@ -17,6 +18,7 @@ from gristmill_meter.decisions import (
     unclaimed_overdue,
 )
 from gristmill_meter.execution import Execution
+from gristmill_meter.inbox import Inbox
 from gristmill_meter.intake import accept_stream
 from gristmill_meter.link import WorkerLink
 from gristmill_meter.ports import Ledger, Worker
@@ -52,6 +54,8 @@ class Driver:
     trainer: Trainer
     sampler: Sampler
     poster: Poster
+    inbox: Inbox
+    archiver: Archiver
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _streams: set[asyncio.Task[None]] = field(default_factory=set)
     _stopping: asyncio.Task[None] | None = None
@@ -76,6 +80,7 @@ class Driver:
         else:
             self._spawn("trainer", self.trainer.run())
             self._spawn("sampler", self.sampler.run())
+            self._spawn("inbox", self.inbox.run())
             self._spawn("clockwork", self._clockwork())
         session.announce()
         if session.to_stop:
@@ -147,6 +152,8 @@ class Driver:
 
     def _expire_gap(self) -> None:
         session = self.session
+        if not session.serves:
+            return  # What is missing may wait in the inbox.
         busy = any(stream == "train" for stream, _ in session.started)
         if busy or next_train(session.state, session.log.durable_number) is not None:
             return  # What lies before the gap may still run.
@@ -255,6 +262,7 @@ class Driver:
         session = self.session
         while session.acked_seq < session.state.head_seq or not self.poster.registered:
             await session.pulse.wait()
+        await self.archiver.ship()
         session.shipped = True
         session.announce()
 
@@ -329,6 +337,7 @@ def make_driver(session: Session, worker: Worker, ledger: Ledger) -> Driver:
     artifacts = Artifacts(session=session, ledger=ledger, shared=shared)
     link = WorkerLink(session=session, worker=worker, artifacts=artifacts)
     execution = Execution(session=session, link=link, ledger=ledger, artifacts=artifacts)
+    poster = Poster(session=session, ledger=ledger)
     return Driver(
         session=session,
         worker=worker,
@@ -336,5 +345,7 @@ def make_driver(session: Session, worker: Worker, ledger: Ledger) -> Driver:
         link=link,
         trainer=Trainer(session=session, link=link, execution=execution),
         sampler=Sampler(session=session, execution=execution),
-        poster=Poster(session=session, ledger=ledger),
+        poster=poster,
+        inbox=Inbox(session=session, ledger=ledger, poster=poster),
+        archiver=Archiver(session=session, ledger=ledger),
     )

@@ -22,10 +22,11 @@ from gristmill_meter.session import Session
 async def submit_operation(session: Session, submit: Submit, encoded: bytes) -> Submitted:
     """Accept an operation; `encoded` is its msgpack. Returns once the INTENT is durable."""
     session.check_log()
-    decision = on_submit(session.state, submit, session.started, _room(session))
+    decision = on_submit(session.state, submit, session.started, room_of(session))
     if isinstance(decision, Duplicate):
         return await _submitted_again(session, decision.record)
-    record = _accept(session, submit, encoded, decision, streaming=False)
+    _check_accepting(session)
+    record = write_intent(session, submit, encoded, decision, streaming=False)
     await session.log.durable(record.accepted_frame)
     return Submitted(stream=record.stream, number=record.number, state=session.visible(record))
 
@@ -33,13 +34,14 @@ async def submit_operation(session: Session, submit: Submit, encoded: bytes) -> 
 async def accept_stream(session: Session, submit: Submit, encoded: bytes) -> Record:
     """Accept a sample whose tokens are streamed by this very request; INTENT durable."""
     session.check_log()
-    decision = on_submit(session.state, submit, session.started, _room(session))
+    decision = on_submit(session.state, submit, session.started, room_of(session))
     if isinstance(decision, Duplicate):
         raise ConflictError(
             f"clientToken {submit.client_token!r} names an operation that has begun; a stream cannot be "
             "read twice, send it with a new token"
         )
-    record = _accept(session, submit, encoded, decision, streaming=True)
+    _check_accepting(session)
+    record = write_intent(session, submit, encoded, decision, streaming=True)
     session.started.add(record.key)
     await session.log.durable(record.accepted_frame)
     return record
@@ -52,6 +54,12 @@ async def refuse_number(session: Session, refuse: Refuse) -> Submitted:
     if isinstance(decision, Duplicate):
         return await _submitted_again(session, decision.record)
     _check_accepting(session)
+    await session.log.durable(write_refusal(session, refuse))
+    return Submitted(stream="train", number=refuse.number, state="Refused")
+
+
+def write_refusal(session: Session, refuse: Refuse) -> int:
+    """Queue a refusal for the log. Returns the number of its frame."""
     refused = frames.Refused(
         number=refuse.number,
         client_token=refuse.client_token,
@@ -59,14 +67,13 @@ async def refuse_number(session: Session, refuse: Refuse) -> Submitted:
         breaks_accumulation=refuse.breaks_accumulation,
         at_us=session.now_us(),
     )
-    await session.log.durable(session.write(refused))
-    return Submitted(stream="train", number=refuse.number, state="Refused")
+    return session.write(refused)
 
 
-def _accept(
+def write_intent(
     session: Session, submit: Submit, encoded: bytes, decision: Accept, *, streaming: bool
 ) -> Record:
-    _check_accepting(session)
+    """Queue the INTENT of an accepted operation. It is accepted once its frame is durable."""
     operation = resolve_adapter(session.state, submit.operation)
     if operation is not submit.operation:
         encoded = msgspec.msgpack.encode(operation)
@@ -105,6 +112,10 @@ def _check_accepting(session: Session) -> None:
             f"session {session.state.uid} waits for the ledger to take its registration; send the "
             "request again"
         )
+    if not (session.serves or session.draining or session.stopping):
+        raise UnavailableError(
+            f"session {session.state.uid} first takes what waits in its inbox; send the request again"
+        )
     if session.draining:
         raise UnavailableError("the meter is going down; send the request again")
     if session.stopping:
@@ -115,7 +126,7 @@ def _check_accepting(session: Session) -> None:
         raise LogFullError("the log's volume is full; enlarge it or wait")
 
 
-def _room(session: Session) -> Room:
+def room_of(session: Session) -> Room:
     return Room(
         free_bytes=session.disk.free_bytes(),
         free_bytes_min=session.settings.log_free_bytes_min,

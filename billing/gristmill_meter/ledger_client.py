@@ -21,6 +21,7 @@ from gristmill_contracts.http import (
     SESSION_HEADER,
     SHA256_HEADER,
     Checkpoint,
+    Empty,
     Heartbeat,
     Problem,
     ProducerCursor,
@@ -28,6 +29,8 @@ from gristmill_contracts.http import (
     RegisterProducer,
     UsageBatch,
 )
+from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.inbox import AckInbox, ArchiveOperations, ClaimInbox, InboxPage
 from gristmill_meter.ports import LedgerAwayError, Owner, SequenceGapError
 
 T = TypeVar("T")
@@ -87,6 +90,18 @@ class LedgerClient:
         first = heartbeats[0].view
         headers = self.headers(first.uid, first.attempt)
         return await self._post("/v1/heartbeats", heartbeats, HeartbeatAnswer, headers)
+
+    async def claim_inbox(self, uid: SessionUid, request: ClaimInbox) -> InboxPage:
+        headers = self.headers(uid, request.attempt)
+        return await self._post(_session_path(uid, "inbox/claim"), request, InboxPage, headers)
+
+    async def ack_inbox(self, uid: SessionUid, request: AckInbox) -> None:
+        headers = self.headers(uid, request.attempt)
+        await self._post(_session_path(uid, "inbox/ack"), request, Empty, headers)
+
+    async def archive(self, uid: SessionUid, request: ArchiveOperations) -> None:
+        headers = self.headers(uid, request.attempt)
+        await self._post(_session_path(uid, "archive"), request, Empty, headers)
 
     async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
         async with self._artifact("HEAD", owner, key) as response:
@@ -173,6 +188,10 @@ class LedgerClient:
         if status < 400:
             return msgspec.msgpack.decode(read, type=answer)
         raise error_of(read, status, self.base_url)
+
+
+def _session_path(uid: SessionUid, what: str) -> str:
+    return f"/v1/sessions/{quote(uid, safe='')}/{what}"
 
 
 def away(base_url: str, error: Exception) -> LedgerAwayError:

@@ -199,6 +199,8 @@ class Meter:
                 driver.fence()
             elif beat.view.uid in grants:
                 driver.session.granted(sent_us, grants[beat.view.uid])
+            if beat.view.uid in answer.inbox:
+                driver.inbox.look()
             driver.direct(answer.directives.get(beat.view.uid, "serve"))
 
     async def _watch_worker(self) -> None:

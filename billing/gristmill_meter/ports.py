@@ -23,6 +23,7 @@ from gristmill_contracts.http import (
     WorkerStatus,
 )
 from gristmill_contracts.ids import SessionUid, TenantName
+from gristmill_contracts.inbox import AckInbox, ArchiveOperations, ClaimInbox, InboxPage
 
 
 class WorkerLostError(UnavailableError):
@@ -94,6 +95,12 @@ class Ledger(Protocol):
     ) -> Checkpoint: ...
 
     async def post_heartbeats(self, heartbeats: list[Heartbeat]) -> HeartbeatAnswer: ...
+
+    async def claim_inbox(self, uid: SessionUid, request: ClaimInbox) -> InboxPage: ...
+
+    async def ack_inbox(self, uid: SessionUid, request: AckInbox) -> None: ...
+
+    async def archive(self, uid: SessionUid, request: ArchiveOperations) -> None: ...
 
     async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
         """Of a file below the tenant's folder; None = there is none."""

@@ -94,6 +94,8 @@ class SessionState:
     last_received_number: int = 0
     missing_since_us: int | None = None
     log_number: int = 0
+    inbox_number: int = 0
+    """Number of the last keyless operation that came through the ledger's inbox."""
     executed: list[int] = field(default_factory=list)
     """executed[i]: train number of the operation with index executed_before + i + 1."""
     executed_before: int = 0

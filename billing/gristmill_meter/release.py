@@ -45,6 +45,8 @@ async def poll_operation(
 def _unknown(session: Session, key: Key) -> NotFoundError:
     state = session.state
     last = state.next_number - 1 if key[0] == "train" else state.log_number
+    if key[0] == "log" and key[1] >= limits.INBOX_LOG_NUMBER_MIN:
+        last = state.inbox_number
     if 1 <= key[1] <= last:
         return NotFoundError(
             f"operation {key[0]}/{key[1]} of session {state.uid} ended long ago; results are kept for "
@@ -70,7 +72,7 @@ async def _release(
     if not session.may_release:  # Another attempt may have begun to. It is billed, and stays there.
         return operation_view(record, "InProgress")
     if record.claim == "expired":
-        return operation_view(_unfetched(record), "Failed")
+        return operation_view(unfetched(record), "Failed")
     return operation_view(record, "Completed", result)
 
 
@@ -90,7 +92,7 @@ def _check_kept(session: Session, record: Record) -> None:
         )
 
 
-def _unfetched(record: Record) -> Record:
+def unfetched(record: Record) -> Record:
     """As the record of a failed operation, for the view alone."""
     shown = copy.copy(record)
     shown.error = Problem(

@@ -84,6 +84,8 @@ class Session:
     """By CLOCK_BOOTTIME: until then this attempt alone may release results."""
     gave_up_release: bool = False
     """We end, and said so: the next attempt may have the grant by now."""
+    serves: bool = False
+    """What waited in the ledger's inbox is in the log: calls are taken."""
     told_to_stop: bool = False
     """By a directive of the ledger; an assignment says the same with `desired`."""
     acked_seq: int = 0
@@ -292,9 +294,11 @@ class Session:
             return "Draining" if self.stopping and self.broken is None else "Failed"
         if self.stopping or self.draining or self.state.closed:
             return "Draining"
-        if self.state.missing_number is not None and self.admitted:
+        if not (self.admitted and self.serves):
+            return "Recovering"
+        if self.state.missing_number is not None:
             return "Blocked"
-        return "Serving" if self.worker_ready and self.admitted else "Recovering"
+        return "Serving" if self.worker_ready else "Recovering"
 
     def announce(self) -> None:
         """Have a heartbeat sent at once if the session's state has changed."""
@@ -342,6 +346,12 @@ class Session:
         """The ledger has taken our registration."""
         self.admitted = True
         self.on_change()  # A heartbeat at once: it brings the grant to release.
+        self.pulse.ring()
+
+    def serve(self) -> None:
+        """Nothing waits in the inbox any more."""
+        self.serves = True
+        self.announce()
         self.pulse.ring()
 
     def crashed(self, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from gristmill_contracts import limits
 from gristmill_contracts.errors import InvariantError
 from gristmill_contracts.http import OperationState, Problem
 from gristmill_contracts.ids import Stream, UsageKind, event_id
@@ -77,6 +78,9 @@ def _receive(state: SessionState, record: Record, at_us: int) -> None:
     state.records[record.key] = record
     if record.client_token is not None:
         state.tokens[record.client_token] = record.key
+    if record.stream == "log" and record.number >= limits.INBOX_LOG_NUMBER_MIN:
+        state.inbox_number = record.number
+        return
     if record.stream == "log":
         state.log_number = record.number
         return

@@ -87,6 +87,8 @@ class AckInbox(msgspec.Struct, kw_only=True):
     attempt: int
     taken: list[int]
     skipped: list[InboxSkip] = []
+    closes: str = ""
+    """Not empty: the session is over, for this reason. What waits is Skipped, and nothing more is taken."""
 
 
 class ArchivedOperation(msgspec.Struct, kw_only=True):

@@ -79,7 +79,7 @@ class Cluster:
         world.disk = disk or world.disk
         self.worlds.append(world)
         await world.start(attempt=attempt)
-        await world.until(lambda: world.session.admitted or world.session.broken is not None)
+        await world.until(lambda: world.session.serves or world.session.broken is not None)
         return world
 
     async def beat(self) -> Any:

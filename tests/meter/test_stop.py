@@ -189,4 +189,5 @@ async def test_a_bug_in_a_session_breaks_it_and_a_moment_later_it_is_back(
     broken.crashed(RuntimeError("a bug"))
     assert broken.view().state == "Failed"
     await world.until(lambda: world.session is not broken, "the session was opened again")
+    await world.until(lambda: world.session.serves, "it serves again")
     assert (await world.train(2, forward_backward())).state == "Completed"

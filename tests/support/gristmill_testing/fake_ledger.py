@@ -24,6 +24,15 @@ from gristmill_contracts.http import (
     UsageBatch,
 )
 from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.inbox import (
+    AckInbox,
+    ArchivedOperation,
+    ArchiveOperations,
+    ClaimInbox,
+    InboxEntry,
+    InboxPage,
+    InboxSkip,
+)
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_meter.clocks import boottime_us
 from gristmill_meter.ports import LedgerAwayError, Owner, SequenceGapError
@@ -63,6 +72,10 @@ class FakeLedger:
     """(acked_seq, head_seq) of usage that no log holds any more."""
     grants: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Session -> the attempt that may release, and until when."""
+
+    inboxes: dict[str, list[InboxEntry]] = field(default_factory=dict)
+    skipped: list[InboxSkip] = field(default_factory=list)
+    archived: dict[tuple[str, str, int], ArchivedOperation] = field(default_factory=dict)
 
     async def register_producer(self, request: RegisterProducer) -> ProducerCursor:
         self._answer("register_producer")
@@ -134,6 +147,7 @@ class FakeLedger:
                 for uid, told in self.directives.items()
                 if known.get(uid) == told.attempt
             },
+            inbox=[uid for uid in known if self.inboxes.get(uid)],
             fenced=[uid for uid, attempt in known.items() if attempt < self.attempts.get(uid, 0)],
         )
 
@@ -154,6 +168,27 @@ class FakeLedger:
     def let_grants_run_out(self) -> None:
         """As if nobody had beaten for half a minute."""
         self.grants = {uid: (attempt, 0) for uid, (attempt, _) in self.grants.items()}
+
+    async def claim_inbox(self, uid: SessionUid, request: ClaimInbox) -> InboxPage:
+        self._answer("claim_inbox")
+        if request.attempt < self.attempts.get(uid, 0):
+            raise FencedError(f"attempt {request.attempt} of {uid} is older than known")
+        waiting = self.inboxes.get(uid, [])
+        return InboxPage(entries=waiting[:2], served=not waiting)
+
+    async def ack_inbox(self, uid: SessionUid, request: AckInbox) -> None:
+        self._answer("ack_inbox")
+        if request.attempt < self.attempts.get(uid, 0):
+            raise FencedError(f"attempt {request.attempt} of {uid} is older than known")
+        gone = {*request.taken, *(skip.position for skip in request.skipped)}
+        self.skipped += request.skipped
+        waiting = [each for each in self.inboxes.get(uid, []) if each.position not in gone]
+        self.inboxes[uid] = [] if request.closes else waiting
+
+    async def archive(self, uid: SessionUid, request: ArchiveOperations) -> None:
+        self._answer("archive")
+        for each in request.operations:
+            self.archived.setdefault((uid, each.stream, each.number), each)
 
     async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
         self._answer("artifact_sha256")

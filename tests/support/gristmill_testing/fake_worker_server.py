@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from gristmill_contracts import http
+from gristmill_contracts import http, inbox
 from gristmill_contracts.errors import GristmillError
+from gristmill_contracts.ids import SessionUid
 from gristmill_meter.ports import ExecuteCall, SequenceGapError, WorkerLostError
 from gristmill_testing.fake_ledger import FakeLedger
 from gristmill_testing.fake_worker import FakeWorker
@@ -77,6 +78,20 @@ def ledger_app(ledger: FakeLedger) -> web.Application:
         attempt = int(request.headers[http.ATTEMPT_HEADER])
         return _answer(await ledger.register_checkpoint(body, attempt))
 
+    async def claim(request: web.Request) -> web.Response:
+        body = msgspec.msgpack.decode(await request.read(), type=inbox.ClaimInbox)
+        return _answer(await ledger.claim_inbox(SessionUid(request.match_info["uid"]), body))
+
+    async def acknowledge(request: web.Request) -> web.Response:
+        body = msgspec.msgpack.decode(await request.read(), type=inbox.AckInbox)
+        await ledger.ack_inbox(SessionUid(request.match_info["uid"]), body)
+        return _answer(http.Empty())
+
+    async def archive(request: web.Request) -> web.Response:
+        body = msgspec.msgpack.decode(await request.read(), type=inbox.ArchiveOperations)
+        await ledger.archive(SessionUid(request.match_info["uid"]), body)
+        return _answer(http.Empty())
+
     async def heartbeats(request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read(), type=list[http.Heartbeat])
         return _answer(await ledger.post_heartbeats(body))
@@ -86,6 +101,9 @@ def ledger_app(ledger: FakeLedger) -> web.Application:
     app.router.add_post("/v1/usage/batches", guarded(batches))
     app.router.add_post("/v1/checkpoints", guarded(checkpoints))
     app.router.add_post("/v1/heartbeats", guarded(heartbeats))
+    app.router.add_post("/v1/sessions/{uid}/inbox/claim", guarded(claim))
+    app.router.add_post("/v1/sessions/{uid}/inbox/ack", guarded(acknowledge))
+    app.router.add_post("/v1/sessions/{uid}/archive", guarded(archive))
     return app
 
 

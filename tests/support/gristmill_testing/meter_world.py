@@ -81,8 +81,17 @@ class World:
             clock=self.clock_us,
         )
         await self.meter.start()
+        await self.until(self._takes_calls, "the inbox was emptied")
         self.life += 1
         return self
+
+    def _takes_calls(self) -> bool:
+        """Or nothing will make it so soon."""
+        if self.meter is None or UID not in self.meter.drivers:
+            return True
+        session = self.meter.drivers[UID].session
+        waits = getattr(self.ledger, "away", False) or not session.admitted
+        return session.serves or session.over or waits
 
     async def next_life(self, life: int) -> None:
         """Wait for a start after the given one."""
