@@ -97,6 +97,12 @@ class Rates:
     _found: dict[tuple[str, str, int], Rate] = field(default_factory=dict)
     _named: dict[tuple[str, str, int], int] = field(default_factory=dict)
 
+    @property
+    def incomplete(self) -> set[int]:
+        """Those that lack a price."""
+        whole = len(TOKEN_TYPES)
+        return {number for number, rate in self.known.items() if len(rate.prices) < whole}
+
     def prices(self, book: str) -> PriceList:
         return self._list(book)[0]
 

@@ -85,11 +85,10 @@ class Rollups:
         unknown = tokens[0] is None
         counts = [0] * len(TOKEN_TYPES) if unknown else tokens
         part = row.seq if any(abs(count) > LARGE_TOKENS for count in counts) else 0
-        texts = (row.project, row.key, row.model, row.operation, row.kind)
-        rest = (*texts, int(row.quarantined is not None), rate, part)
+        rest = (row.model, row.operation, row.kind, int(row.quarantined is not None), rate, part)
         values = [1, int(unknown), *counts, *(int(count != 0) for count in counts)]
-        hour = (self.tenant, hour_of(row.op_start_us), row.session, *rest)
-        month = (self.tenant, month_of(row.op_start_us), "", *rest)
+        hour = (self.tenant, hour_of(row.op_start_us), row.session, row.project, row.key, *rest)
+        month = (self.tenant, month_of(row.op_start_us), "", "", "", *rest)
         for sums, key in ((self.hours, hour), (self.months, month)):
             known = sums.setdefault(key, [0] * len(MEASURES))
             for index, value in enumerate(values):

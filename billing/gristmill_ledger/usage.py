@@ -23,7 +23,7 @@ alone and `operations` counts those that ran some of it.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -32,7 +32,6 @@ from sqlalchemy import (
     Select,
     func,
     literal,
-    literal_column,
     select,
     tuple_,
 )
@@ -44,13 +43,10 @@ from gristmill_ledger.calendars import bucket_end_us, bucket_start_us, find_zone
 from gristmill_ledger.gaps import lost_usage
 from gristmill_ledger.rates import UNRATED, Rate, Rates, load_rates
 from gristmill_ledger.registry import session_names
-from gristmill_ledger.schema.base import INT64
 from gristmill_ledger.usage_query import UsageQuery, make_cursor
-from gristmill_ledger.usage_sources import plain_keys, source
+from gristmill_ledger.usage_sources import PARTS, counted_types, plain_keys, source
 
 Json = dict[str, Any]  # Any: one row of the JSON answer
-HALF_BITS: Final = 32
-HALF: Final[ColumnElement[int]] = literal_column(str(2**HALF_BITS), INT64)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +74,7 @@ def usage_page(connection: Connection, query: UsageQuery, book: str) -> Json:
     rows: list[Json] = []
     next_cursor = None
     with connection.execution_options(stream_results=True).execute(
-        _statement(query, book)
+        _statement(query, book, rates)
     ) as found:
         for row in _rows(query, found, rates):
             if len(rows) == query.limit:
@@ -100,23 +96,20 @@ def _common_currency(rows: list[Json], default: str | None) -> str | None:
     return found.pop() if len(found) == 1 else None if found else default
 
 
-def _statement(query: UsageQuery, book: str) -> Select[*tuple[Any, ...]]:  # Any: columns vary
-    """Sums by (keys, model, rate or book and price epoch), ordered by the keys, from behind the cursor.
+def _statement(
+    query: UsageQuery, book: str, rates: Rates
+) -> Select[*tuple[Any, ...]]:  # Any: columns vary
+    """Sums by the keys and by what is priced alike, ordered by the keys, from behind the cursor.
 
-    Sums are of halves, for SQLite's own overflow at 2^63.
+    Plain sums fit into SQLite's 64 bits: 2^32 rows of up to 2^31 tokens do, and larger ones are apart.
     """
-    rows = source(query, book)
+    rows = source(query, book, rates.incomplete)
     found = rows.c
     keys = [found[f"key_{name}"] for name in plain_keys(query)]
-    sums: list[ColumnElement[Any]] = []
-    for name in TOKEN_TYPES:
-        sums += [
-            func.sum(found[name] // HALF).label(f"{name}_high"),
-            func.sum(found[name] % HALF).label(f"{name}_low"),
-            func.sum(found[f"{name}_with"]).label(f"{name}_with"),
-        ]
-    sums += [func.sum(found[name]).label(name) for name in ("operations", "unknown", "quarantined")]
-    parts = (*keys, found.priced_model, found.rate, found.priced_by, found.epoch)
+    counted = [f"{name}_with" for name in counted_types(query)]
+    names = (*TOKEN_TYPES, *counted, "operations", "unknown", "quarantined")
+    sums = [func.sum(found[name]).label(name) for name in names]
+    parts = (*keys, *(found[name] for name in PARTS))
     statement = select(*parts, *sums).group_by(*parts).order_by(*parts)
     if query.after is not None and keys:
         place = tuple_(
@@ -179,13 +172,13 @@ def _add(parts: Iterable[Row[Any]], rates: Rates) -> Sums:
         sums.unknown += int(values["unknown"])
         sums.quarantined += int(values["quarantined"])
         for name in TOKEN_TYPES:
-            tokens = (int(values[f"{name}_high"]) << HALF_BITS) + int(values[f"{name}_low"])
+            tokens = int(values[name])
             sums.tokens[name] += tokens
-            sums.with_tokens[name] += int(values[f"{name}_with"])
+            sums.with_tokens[name] += int(values.get(f"{name}_with", 0))
             price = None if rate is None else rate.price(name)
             if price is not None:
                 sums.cost_pico[name] += amount_pico(tokens, price.micros_per_mtok)
-            elif values[f"{name}_with"]:
+            elif tokens:
                 sums.unpriced.setdefault(name, []).append(values["priced_model"])
     return sums
 

@@ -75,9 +75,9 @@ def _within(span: Span, size: int) -> Span:
 
 
 def _by_month(query: UsageQuery, zone: tuple[Segment, ...]) -> bool:
-    """Sums by month know no session, and are of UTC's months."""
+    """Sums by month know neither session, project nor key, and are of UTC's months."""
     named = {*query.group_by, *(name for name, _value in query.filters)}
-    if "session" in named:
+    if named & {"session", "project", "key"}:
         return False
     utc = all(part.offset_us == 0 for part in zone)
     return query.bucket == "none" or (query.bucket == "month" and utc)

@@ -1,6 +1,6 @@
 """The rows that a question is added up from, in SQL: parts of one shape, whatever they are read from."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -9,11 +9,14 @@ from sqlalchemy import (
     Select,
     Subquery,
     Table,
+    Text,
     case,
+    cast,
     false,
     func,
     literal,
     literal_column,
+    or_,
     select,
     union_all,
 )
@@ -22,6 +25,7 @@ from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_ledger import schema
 from gristmill_ledger.calendars import bucket_column
 from gristmill_ledger.rates import BEFORE_ALL, UNRATED
+from gristmill_ledger.rollups import LARGE_TOKENS
 from gristmill_ledger.schema import rating as tables
 from gristmill_ledger.usage_plan import Plan, Span, make_plan
 from gristmill_ledger.usage_query import UsageQuery
@@ -30,18 +34,28 @@ _EVENT: Final = schema.usage_event.c
 _HEAD: Final = schema.tenant_head.c
 _CURSOR: Final = tables.rating_cursor.c
 _RATED: Final = tables.rated_usage.c
+NOTHING: Final[ColumnElement[str]] = literal_column("''", Text)
+PARTS: Final = ("priced_model", "rate", "priced_by", "epoch", "alone")
 Part = Select[*tuple[Any, ...]]  # Any: columns vary with the question
 
 
-def source(query: UsageQuery, book: str) -> Subquery:
-    """Rows with the keys of the question, `priced_model`, `rate`, `priced_by`, `epoch` and measures.
+def source(query: UsageQuery, book: str, incomplete: Collection[int]) -> Subquery:
+    """Rows with the keys of the question, the PARTS that are summed apart, and measures.
 
-    A row that is rated names its `rate`. One that is not names the book that will price it, and the
-    newest start of any of its prices: within such an epoch every price is constant.
+    A row that is rated names its `rate`, and its model where that rate lacks a price (`incomplete`). One
+    that is not names the book that will price it, and the newest start of any of its prices: within
+    such an epoch every price is constant. `alone` tells rows apart that are too large to be added up.
     """
     plan = make_plan(query)
-    parts = [*_rollup_parts(query, plan), *_row_parts(query, plan, book)]
+    parts = [*_rollup_parts(query, plan, incomplete), *_row_parts(query, plan, book)]
     return union_all(*parts).subquery("source")
+
+
+def counted_types(query: UsageQuery) -> tuple[str, ...]:
+    """The token types of which it matters how many operations ran some."""
+    if query.token_type is not None:
+        return (query.token_type,)
+    return TOKEN_TYPES if "token_type" in query.group_by else ()
 
 
 def plain_keys(query: UsageQuery) -> list[str]:
@@ -52,14 +66,16 @@ def plain_keys(query: UsageQuery) -> list[str]:
 # --- from the sums -------------------------------------------------------------------------------
 
 
-def _rollup_parts(query: UsageQuery, plan: Plan) -> Iterator[Part]:
+def _rollup_parts(query: UsageQuery, plan: Plan, incomplete: Collection[int]) -> Iterator[Part]:
     for span in plan.hours:
-        yield _rollup_part(query, plan, tables.usage_rollup_hourly, span)
+        yield _rollup_part(query, plan, incomplete, tables.usage_rollup_hourly, span)
     if plan.months is not None:
-        yield _rollup_part(query, plan, tables.usage_rollup_monthly, plan.months)
+        yield _rollup_part(query, plan, incomplete, tables.usage_rollup_monthly, plan.months)
 
 
-def _rollup_part(query: UsageQuery, plan: Plan, table: Table, span: Span) -> Part:
+def _rollup_part(
+    query: UsageQuery, plan: Plan, incomplete: Collection[int], table: Table, span: Span
+) -> Part:
     sums = table.c
     counted: ColumnElement[int] = sums.events
     if query.token_type is not None:
@@ -67,15 +83,16 @@ def _rollup_part(query: UsageQuery, plan: Plan, table: Table, span: Span) -> Par
     operations = case((sums.kind.in_(("usage", "attempt")), counted), else_=literal_column("0"))
     statement = select(
         *_keys(query, plan, table, sums.bucket_us),
-        sums.model.label("priced_model"),
+        _model_if(sums.rate.in_(sorted(incomplete)), sums.model, needed=bool(incomplete)),
         sums.rate,
-        literal_column("''").label("priced_by"),
+        NOTHING.label("priced_by"),
         literal_column(str(BEFORE_ALL)).label("epoch"),
+        case((sums.part == 0, NOTHING), else_=_alone(sums.tenant, sums.part)).label("alone"),
         operations.label("operations"),
         sums.unknown,
         (sums.odd * counted).label("quarantined"),
         *(sums[name] for name in TOKEN_TYPES),
-        *(sums[f"{name}_with"] for name in TOKEN_TYPES),
+        *(sums[f"{name}_with"] for name in counted_types(query)),
     )
     conditions = [*_filters(query, table), *_within(sums.bucket_us, span)]
     if query.token_type is not None:
@@ -106,19 +123,26 @@ def _row_part(query: UsageQuery, plan: Plan, book: str, span: Span, *, unrated: 
         *_keys(query, plan, schema.usage_event, _EVENT.op_start_us),
         _EVENT.model.label("priced_model"),
         rate.label("rate"),
-        case((pending, will), else_=literal_column("''")).label("priced_by"),
+        case((pending, will), else_=NOTHING).label("priced_by"),
         case((pending, _epoch(will)), else_=literal_column(str(BEFORE_ALL))).label("epoch"),
+        case((_is_large(), _alone(_EVENT.tenant, _EVENT.seq)), else_=NOTHING).label("alone"),
         _flag(_EVENT.kind.in_(("usage", "attempt"))).label("operations"),
         _flag(unknown).label("unknown"),
         _flag(_EVENT.quarantined.is_not(None)).label("quarantined"),
         *(func.coalesce(_EVENT[name], literal_column("0")).label(name) for name in TOKEN_TYPES),
-        *(_flag(_EVENT[name] != 0).label(f"{name}_with") for name in TOKEN_TYPES),
+        *(_flag(_EVENT[name] != 0).label(f"{name}_with") for name in counted_types(query)),
     )
     conditions = [*_filters(query, schema.usage_event), *_within(_EVENT.op_start_us, span)]
     if query.token_type is not None:
         column = _EVENT[query.token_type]
         conditions.append((column != 0) | column.is_(None))
     return statement.select_from(_events(unrated=unrated)).where(*conditions)
+
+
+def _is_large() -> ColumnElement[bool]:
+    return or_(
+        *((_EVENT[name] > LARGE_TOKENS) | (_EVENT[name] < -LARGE_TOKENS) for name in TOKEN_TYPES)
+    )
 
 
 def _events(*, unrated: bool) -> FromClause:
@@ -187,6 +211,18 @@ def _within(start: ColumnElement[int], span: Span) -> Iterator[ColumnElement[boo
         yield start >= span.since_us
     if span.until_us is not None:
         yield start < span.until_us
+
+
+def _model_if(
+    condition: ColumnElement[bool], model: ColumnElement[str], *, needed: bool
+) -> ColumnElement[str]:
+    """Text makes groups slow: only where somebody must be told which model has no price."""
+    found = case((condition, model), else_=NOTHING) if needed else NOTHING
+    return found.label("priced_model")
+
+
+def _alone(tenant: ColumnElement[str], seq: ColumnElement[int]) -> ColumnElement[str]:
+    return tenant + literal_column("'/'", Text) + cast(seq, Text)
 
 
 def _flag(condition: ColumnElement[bool]) -> ColumnElement[int]:

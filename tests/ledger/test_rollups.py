@@ -61,7 +61,7 @@ def summed(rows: list[dict[str, Any]], bucket: Any) -> Counter[Any]:
     for row in rows:
         keys = [row[name] for name in KEYS]
         if bucket is month_of:
-            keys[0] = ""
+            keys[:3] = [""] * 3
         place = (row["tenant"], bucket(row["op_start_us"]), *keys, int(bool(row["quarantined"])))
         sums[place, "events"] += 1
         sums[place, "unknown"] += row["prefill"] is None

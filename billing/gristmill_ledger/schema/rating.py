@@ -133,4 +133,4 @@ unknown usage, in no sum. `*_with`: rows with tokens of that type. `through_seq`
 """
 
 usage_rollup_monthly = _rollup("usage_rollup_monthly")
-"""The same by UTC month. `session` is "" in all rows."""
+"""The same by UTC month, for questions over many tenants: `session`, `project` and `key` are "" in all rows."""

@@ -86,7 +86,7 @@ CREATE TABLE {name} (
     PRIMARY KEY (
         tenant, bucket_us, session, project, key, model, operation, kind, odd, rate, part
     )
-){narrow}
+){strict}
 """
 
 INDICES: Final = (
