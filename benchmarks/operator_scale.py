@@ -3,9 +3,10 @@
     PYTHONPATH=tests/support python benchmarks/operator_scale.py [--sessions 1000] [--idle-s 60]
 
 Control level of the test cluster (API server, etcd, controllers and scheduler; root): fake nodes mark pods
-Running, a real ledger registers sessions, the chart is installed as it ships, and the operator runs as a
-process with its rights. Sessions of one worker are spread over ten tenants and applied at once. Phases:
-all Running; idle; killed and started again; one at a time (the operator's own part); all deleted.
+Running, a real ledger registers sessions, volumes are bound when their pod is scheduled (as the classes of clouds do
+it), the chart is installed as it ships, and the operator runs as a process with its rights. Sessions of one worker
+are spread over ten tenants and applied at once. Phases: all Running; idle; killed and started again; one at a time
+(the operator's own part); all deleted.
 It is compared with the floors and goals of issue CLUSTER; `--qps` is the operator's own throttle.
 """
 
@@ -274,7 +275,12 @@ def main() -> None:
         try:
             cluster.control("up", "--level", "control", timeout=300)
             cluster.enter()
-            make_volumes(cluster, given.sessions + given.singles + WARM_UP + 10, "bench")
+            make_volumes(
+                cluster,
+                given.sessions + given.singles + WARM_UP + 10,
+                "bench",
+                mode="WaitForFirstConsumer",
+            )
             with operator_world(
                 cluster, Path(parent), nodes=100, meters=False, direct=True
             ) as world:

@@ -166,6 +166,7 @@ class ClusterHands:
                 self.memory.refused[key] = failure
             raise
         self.memory.refused.pop(key, None)
+        self.memory.placed[key] = attempt, seating.workers
 
     # --- coming to an end ------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Objects of the API server as our resources, and what to patch. Pure."""
 
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -89,7 +90,7 @@ def status_patch(body: Json, status: Model) -> Json | None:
     """
     known = body.get("status") or {}
     fresh = status.model_dump(mode="json", by_alias=True)
-    defaults = type(status)().model_dump(mode="json", by_alias=True)
+    defaults = _defaults(type(status))
     changes = _difference(known, fresh, defaults)
     if not changes:
         return None
@@ -98,6 +99,11 @@ def status_patch(body: Json, status: Model) -> Json | None:
     changes = {name: value for name, value in words.items() if name not in known} | changes
     version = body["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version}, "status": changes}
+
+
+@lru_cache(maxsize=16)
+def _defaults(kind: type[Model]) -> Json:
+    return kind().model_dump(mode="json", by_alias=True)
 
 
 def _difference(known: Json, fresh: Json, defaults: Json) -> Json:

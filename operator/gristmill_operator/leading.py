@@ -28,7 +28,7 @@ from gristmill_operator.metrics import Metrics, Snapshot
 from gristmill_operator.parts import Compose, Foundation, Parts
 from gristmill_operator.reconcile import SessionReconciler
 from gristmill_operator.recorder import EventRecorder
-from gristmill_operator.routing import all_keys, session_key, waiting_beside
+from gristmill_operator.routing import all_keys, queued_beside, session_key
 from gristmill_operator.seams import Json, Key
 from gristmill_operator.settings import OperatorSettings
 from gristmill_operator.watch import Intake
@@ -171,6 +171,7 @@ class Leader:
             hands=parts.hands,
             recorder=recorder,
             budget=self.budget,
+            busy=self._busy,
             changed=self._changed,
             announced=self._announced,
             wrote=lambda informative: metrics.status_writes.labels(str(informative).lower()).inc(),
@@ -187,6 +188,9 @@ class Leader:
             finished=finished,
             waited=metrics.queue_wait_seconds.observe,
         )
+
+    def _busy(self) -> bool:
+        return len(self.intake.queue) > self.settings.workers
 
     def _announced(self, reason: str) -> None:
         if reason == FLUSH_ABANDONED:
@@ -214,7 +218,7 @@ class Leader:
             self.metrics.start_seconds.observe(max(0.0, (after.start_time_us - created_us) / 1e6))
         if before.state != after.state:
             # It may have left, or taken, a place that others wait for.
-            for key in waiting_beside(body, self.intake.cache):
+            for key in queued_beside(body, self.intake.cache):
                 self.intake.queue.add(key)
 
 

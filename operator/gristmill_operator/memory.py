@@ -15,6 +15,8 @@ class Memory:
     """Why the last placement was refused."""
     directives: dict[str, int] = field(default_factory=dict)
     """The attempt that the ledger was told to stop."""
+    placed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The attempt whose pods were made, and how many."""
     gaps: dict[str, int] = field(default_factory=dict)
     """The attempt whose lost usage the ledger has on record."""
     places: dict[str, int] = field(default_factory=dict)
@@ -27,5 +29,6 @@ class Memory:
         self.registered.discard(uid)
         self.refused.pop(uid, None)
         self.directives.pop(uid, None)
+        self.placed.pop(uid, None)
         self.gaps.pop(uid, None)
         self.places.pop(uid, None)

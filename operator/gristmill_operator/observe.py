@@ -86,11 +86,16 @@ class ClusterObserver:
                 ledger_read=self.heartbeats.caught_up,
                 directive_given=self.memory.directives.get(key) == session.status.attempt,
                 gap_recorded=self.memory.gaps.get(key) == session.status.attempt,
+                placed=self._placed(session),
                 cost=(beat.cost or "") if beat is not None else "",
             ),
         )
 
     # --- pods ------------------------------------------------------------------------------------
+
+    def _placed(self, session: TrainingSession) -> int:
+        attempt, count = self.memory.placed.get(session.metadata.uid, (0, 0))
+        return count if attempt == session.status.attempt else 0
 
     def _pods(
         self, session: TrainingSession, model: BaseModelResource | None, now_us: int

@@ -122,8 +122,8 @@ class Placer:
             if conditions.is_true(seating.session.status.conditions, conditions.STARTED):
                 # It went since the look: with an empty one the session would go on as if it had no past.
                 raise ConflictError(f"volume claim {namespace}/{name} is gone, and the log with it")
-            wanted = asked(state_claim(seating))
-            await patient(lambda: self.cluster.apply(CLAIMS, wanted))
+            found = await self._made_claim(asked(state_claim(seating)))
+        if found is None:
             return
         if "deletionTimestamp" in found["metadata"]:
             raise UnavailableError(f"volume {namespace}/{name} is being deleted; wait for its end")
@@ -143,6 +143,15 @@ class Placer:
         if until is not None and not kept:
             patch: Json = {"metadata": {"annotations": {KEPT_UNTIL: None}}}
             await self.cluster.merge_patch(CLAIMS, namespace, name, patch)
+
+    async def _made_claim(self, wanted: Manifest) -> Json | None:
+        """None = it is made; else the claim that has its name."""
+        meta = wanted["metadata"]
+        try:
+            await patient(lambda: self.cluster.create(CLAIMS, wanted))
+        except AlreadyExistsError:
+            return await self.cluster.get(CLAIMS, meta["namespace"], meta["name"])
+        return None
 
     async def _apply_claim(self, wanted: Manifest, found: Json) -> None:
         """A class that was asked for by other settings is ours for life: to leave it out would remove it."""

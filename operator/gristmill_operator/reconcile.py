@@ -29,6 +29,7 @@ from gristmill_operator.seams import Hands, Json, Key, Observer, Recorder
 from gristmill_sessions.events import SessionEvent, events_of
 from gristmill_sessions.identity import session_uid
 from gristmill_sessions.observed import Observed, Plan, Release
+from gristmill_sessions.pace import may_wait_s
 from gristmill_sessions.planner import INFORMATIVE, make_plan, next_status
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class SessionReconciler:
     """Told of the reason of each Event."""
     wrote: Callable[[bool], None] = lambda informative: None
     """Told of each status write: whether it only informed."""
+    busy: Callable[[], bool] = lambda: False
+    """Whether more waits to be done than is done now."""
     clock_us: Callable[[], int] = now_us
     errors: dict[Key, str] = field(default_factory=dict)
     """What went wrong when the last plan of a session was carried out."""
@@ -174,8 +177,10 @@ class SessionReconciler:
         informative = patch[STATUS].keys() <= _INFORMATIVE
         if informative:
             wait_s = self.budget.wait_s(key)
-            if wait_s > 0:
-                return False, wait_s
+        else:
+            wait_s = may_wait_s(before, status, busy=self.busy()) - self.budget.since_s(key)
+        if wait_s > 0:
+            return False, wait_s
         await self.cluster.merge_patch(SESSIONS, key.namespace, key.name, patch, subresource=STATUS)
         self.budget.written(key)
         self.wrote(informative)

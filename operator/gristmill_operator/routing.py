@@ -52,8 +52,15 @@ def all_keys(cache: ObjectCache) -> Iterator[Key]:
         yield session_key(body)
 
 
-def waiting_beside(body: Json, cache: ObjectCache) -> Iterator[Key]:
+def queued_beside(body: Json, cache: ObjectCache) -> Iterator[Key]:
     """Sessions of the same namespace that wait for a place: one may have become free."""
+    for each in cache.list(SESSIONS, body["metadata"]["namespace"]):
+        if (each.get("status") or {}).get("queue") and each is not body:
+            yield session_key(each)
+
+
+def waiting_beside(body: Json, cache: ObjectCache) -> Iterator[Key]:
+    """Sessions of the same namespace that wait for a place, or for a name: one may have become free."""
     for each in cache.list(SESSIONS, body["metadata"]["namespace"]):
         if _is_waiting(each) and each is not body:
             yield session_key(each)
@@ -195,8 +202,9 @@ def _label(body: Json, name: str) -> str:
 
 
 def _is_waiting(body: Json) -> bool:
-    state: str = (body.get("status") or {}).get("state", "Created")
-    return state == "Created"
+    """It has not come to its first attempt."""
+    status = body.get("status") or {}
+    return status.get("state", "Created") == "Created" and not status.get("attempt")
 
 
 _ROUTERS: Final[dict[Kind, Callable[[Json | None, Json | None, ObjectCache], Iterable[Key]]]] = {

@@ -18,6 +18,7 @@ import kopf
 from gristmill_contracts.errors import UnavailableError
 from gristmill_operator.cache import ObjectCache
 from gristmill_operator.credentials import Access
+from gristmill_operator.essence import NoEssence, NoProgress
 from gristmill_operator.kinds import WATCHED, Kind
 from gristmill_operator.queue import KeyQueue
 from gristmill_operator.routing import keys_for
@@ -101,6 +102,8 @@ def make_settings(*, initial_streaming: bool, exit_timeout_s: float) -> kopf.Ope
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.persistence.finalizer = "gristmill.dev/kopf"
+    settings.persistence.diffbase_storage = NoEssence()
+    settings.persistence.progress_storage = NoProgress()
     settings.queueing.worker_limit = None
     settings.queueing.idle_timeout = 1.0
     settings.watching.server_timeout = SERVER_TIMEOUT_S - random.randrange(JITTER_S)  # noqa: S311

@@ -92,6 +92,14 @@ def all_ready(observed: Observed) -> bool:
     return len(pods) == ranks(observed) and all(_serves(pod) for pod in pods.values())
 
 
+def created_count(observed: Observed) -> int:
+    """How many pods of the present attempt there ever were. One that is missing was lost, and is not made again."""
+    status, cluster = observed.session.status, cluster_of(observed)
+    if status.attempt != observed.attempt:
+        return len(present_pods(observed))
+    return max(len(present_pods(observed)), status.workers.created, cluster.placed)
+
+
 def ready_count(observed: Observed) -> int:
     return sum(_serves(pod) for pod in present_pods(observed).values())
 

@@ -202,5 +202,7 @@ class Cluster:
     """The ledger took `stop` for the present attempt since the operator started."""
     gap_recorded: bool = False
     """The ledger took a `RecordGap` of the present attempt since the operator started."""
+    placed: int = 0
+    """How many pods of the present attempt were made since the operator started: the status may not say so yet."""
     cost: str = ""
     """What the usage costs so far, with its currency; "" = not known."""

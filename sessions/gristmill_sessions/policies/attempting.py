@@ -15,6 +15,7 @@ from gristmill_sessions.attempts import (
     UNCOUNTED,
     clock,
     cluster_of,
+    created_count,
     is_lost,
     is_started,
     not_before_us,
@@ -118,7 +119,7 @@ def _from_outside(observed: Observed, pods: list[Pod]) -> Cause | None:
     for pod in pods:
         if pod.deleting:
             return _cause(observed, pod, "PodDeleted")
-    if observed.session.status.workers.created >= ranks(observed) > len(pods):
+    if created_count(observed) >= ranks(observed) > len(pods):
         missing = next(
             rank for rank in range(ranks(observed)) if rank not in {pod.rank for pod in pods}
         )

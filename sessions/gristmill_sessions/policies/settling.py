@@ -10,6 +10,7 @@ from gristmill_contracts.session import WorkersStatus
 from gristmill_sessions.attempts import (
     NODE_LOST_US,
     cluster_of,
+    created_count,
     endpoint,
     is_started,
     own_pods,
@@ -82,10 +83,8 @@ def of_cluster(observed: Observed, plan: Plan) -> dict[str, Any]:  # Any: fields
         told["cost"] = cluster.cost
     if observed.attempt == 0:
         return told
-    created = len(present_pods(observed))
-    if status.attempt == observed.attempt and not is_over(observed.session):
-        # How many there were: one that is missing now was lost, and is not made again in this attempt.
-        created = max(created, status.workers.created)
+    over = is_over(observed.session)
+    created = len(present_pods(observed)) if over else created_count(observed)
     told["workers"] = WorkersStatus(
         desired=ranks(observed), created=created, ready=ready_count(observed)
     )

@@ -8,13 +8,18 @@ from gristmill_testing.cluster import Cluster
 CLASS = "waiting"
 
 
-def make_volumes(cluster: Cluster, count: int, prefix: str = "waiting") -> None:
-    """`count` volumes of 1 GiB, of the default storage class, which this makes."""
-    made = [_storage_class(), *(_volume(f"{prefix}-{number}") for number in range(count))]
+def make_volumes(
+    cluster: Cluster, count: int, prefix: str = "waiting", mode: str = "Immediate"
+) -> None:
+    """`count` volumes of 1 GiB, of the default storage class, which this makes.
+
+    mode: WaitForFirstConsumer = bound when a pod that uses the claim is scheduled.
+    """
+    made = [_storage_class(mode), *(_volume(f"{prefix}-{number}") for number in range(count))]
     cluster.apply("\n---\n".join(json.dumps(each) for each in made), timeout=300)
 
 
-def _storage_class() -> dict[str, Any]:  # Any: JSON
+def _storage_class(mode: str) -> dict[str, Any]:  # Any: JSON
     return {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -23,7 +28,7 @@ def _storage_class() -> dict[str, Any]:  # Any: JSON
             "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
         },
         "provisioner": "kubernetes.io/no-provisioner",
-        "volumeBindingMode": "Immediate",
+        "volumeBindingMode": mode,
     }
 
 
