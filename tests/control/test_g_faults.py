@@ -131,3 +131,22 @@ def test_g8_late_repeated_and_reordered_news_make_nothing_twice(world: OperatorW
     proxy.heal()
     world.stop_operators()
     world.start_operator(**OPERATOR)
+
+
+def test_g8_stale_reads_make_nothing_twice(world: OperatorWorld) -> None:
+    """G8: what the operator reads past its cache is old, too: of single objects, and of sweeps that list them."""
+    world.stop_operators()
+    kinds = "(pods|trainingsessions|persistentvolumeclaims)"
+    lists = world.proxy.inject("stale", rf"^GET /api.*/{kinds}\?", times=40)
+    one = world.proxy.inject("stale", rf"^GET /api.*/{kinds}/stale", times=60)
+    world.start_operator(**OPERATOR, sweep_s="2")
+    names = [f"stale{number}" for number in range(8)]
+    mark = world.cluster.audit_mark()
+    live(world, names)
+    assert pods_made(world, mark) == twice(names)
+    # The first answer of each path was true: the others were as old as that one.
+    for fault in (lists, one):
+        assert fault.hits > len(fault.kept) > 0
+    world.proxy.heal()
+    world.stop_operators()
+    world.start_operator(**OPERATOR)
