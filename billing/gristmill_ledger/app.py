@@ -14,6 +14,7 @@ from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.routes import (
     artifacts,
     budgets,
+    chain,
     cluster,
     inbox,
     ingest,
@@ -42,7 +43,7 @@ def make_app(ledger: Ledger) -> FastAPI:
     )
     app.state.ledger = ledger
     app.add_middleware(Gate, key=lambda: ledger.cluster_key)
-    routers = (ingest, registries, queries, cluster, artifacts, inbox, budgets, leases)
+    routers = (ingest, registries, queries, cluster, artifacts, inbox, budgets, leases, chain)
     for router in (module.router for module in routers):
         app.include_router(router)
     app.add_exception_handler(GristmillError, _refused)

@@ -16,6 +16,13 @@ def quantity(field: str, value: int) -> int:
     return value
 
 
+def whole_number(field: str, text: str) -> int:
+    """A quantity in a query string."""
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidRequestError(f"{field} is {text[:40]!r}; it must be a whole number")
+    return quantity(field, int(text[:20]))
+
+
 def signed(field: str, value: int) -> int:
     """A time that may be wrong: any 64-bit integer."""
     if not -limits.QUANTITY_MAX <= value <= limits.QUANTITY_MAX:

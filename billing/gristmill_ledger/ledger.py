@@ -12,11 +12,13 @@ from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.http import Heartbeat, HeartbeatPage
 from gristmill_ledger import schema
 from gristmill_ledger.artifact_port import ArtifactStore
-from gristmill_ledger.artifact_stores import artifact_store, body_store
+from gristmill_ledger.artifact_stores import artifact_store, body_store, head_store
 from gristmill_ledger.auth import read_cluster_key
 from gristmill_ledger.budgets.desk import LeaseDesk
 from gristmill_ledger.budgets.returns import answer_leases
 from gristmill_ledger.budgets.views import shown_budgets
+from gristmill_ledger.chain.keeper import Keeper
+from gristmill_ledger.chain.keys import open_key
 from gristmill_ledger.coalesce import Coalescer
 from gristmill_ledger.costs import Costs
 from gristmill_ledger.database import Database, open_engine
@@ -66,6 +68,8 @@ class Ledger:
         """Made by `open`, which also starts it."""
         self.desk: LeaseDesk
         """Leases of budgets. Made by `open`, which also starts it."""
+        self.keeper: Keeper
+        """Of the chains. Made by `open`, which also starts it."""
         self._tasks: list[asyncio.Task[None]] = []
         self._tenants: dict[str, str] = {}
         self._beaten = asyncio.Condition()
@@ -106,11 +110,19 @@ class Ledger:
             book=settings.price_book,
             waiting_max=settings.writes_pending_max,
         )
+        self.keeper = await self._chain_keeper()
         self._tasks = [
             asyncio.create_task(each.run(), name=type(each).__name__)
-            for each in (self.follower, sweeper, self.desk)
+            for each in (self.follower, sweeper, self.desk, self.keeper)
         ]
         log.info("ledger_opened", extra={"database": engine.url.render_as_string()})
+
+    async def _chain_keeper(self) -> Keeper:
+        copies = head_store(self.settings)
+        if copies is not None:
+            await asyncio.to_thread(copies.open)
+        key = await asyncio.to_thread(open_key, self.settings)
+        return Keeper(database=self.database, metrics=self.metrics, key=key, copies=copies)
 
     async def close(self) -> None:
         await self.wake()

@@ -79,12 +79,14 @@ def notes_after(connection: Connection, tenant: str, after: int, most: int) -> l
     return [Note(tenant=row.tenant, seq=row.seq, text=row.note) for row in rows]
 
 
-def newest_notes(connection: Connection) -> list[Note]:
-    """The newest signed head of each tenant."""
+def newest_notes(connection: Connection, tenant: str | None = None) -> list[Note]:
+    """The newest signed head of each tenant, or of one."""
     newest = (chain_checkpoint.c.tenant == _LAST_SIGNED.c.tenant) & (
         chain_checkpoint.c.seq == _LAST_SIGNED.c.seq
     )
     query = select(chain_checkpoint).join(_LAST_SIGNED, newest).order_by(chain_checkpoint.c.tenant)
+    if tenant is not None:
+        query = query.where(chain_checkpoint.c.tenant == tenant)
     return [
         Note(tenant=row.tenant, seq=row.seq, text=row.note) for row in connection.execute(query)
     ]

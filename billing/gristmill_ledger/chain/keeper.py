@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from gristmill_contracts import limits
-from gristmill_contracts.chain.notes import SigningKey
+from gristmill_contracts.chain.notes import SigningKey, VerifierKey
 from gristmill_contracts.chain.walk import BrokenChainError, Walk
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.units import now_us
@@ -42,6 +42,11 @@ class Keeper:
     copied: dict[str, int] = field(default_factory=dict)
     """Tenant -> rows that its newest copied head names."""
     signed_slot: str = ""
+
+    @property
+    def verifiers(self) -> list[VerifierKey]:
+        """The public halves of the keys that this ledger signs with."""
+        return [] if self.key is None else [self.key.verifier]
 
     async def run(self) -> None:
         """Never ends by itself: what fails is tried again."""

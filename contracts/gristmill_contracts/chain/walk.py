@@ -75,37 +75,38 @@ class Walk:
                 signed.setdefault(head.seq, []).append(head)
         sha256, dumps, pair = hashlib.sha256, cbor2.dumps, encoding.PAIR
         tenant, seq, digest = self.tenant, self.seq, self.hash
-        count, prefill, cached, sample, train = 0, 0, 0, 0, 0
-        for row in rows:
-            seq += 1
-            try:
-                facts = dumps(row[_FACTS])
-                payload = sha256(facts).digest()
-                link = sha256(digest + pair + facts + dumps(row[_POSTING])).digest()
-                right = (
-                    row[_HASH] == link and row[_PAYLOAD] == payload and row[_PREV] == digest
-                    and row[_SEQ] == seq and row[_TENANT] == tenant and row[0] == encoding.VERSION
-                )  # fmt: skip
-            except (TypeError, IndexError, ValueError, cbor2.CBOREncodeError):
-                right = False
-            if not right or len(row) != _WIDTH:
-                raise BrokenChainError(_diagnose(row, tenant, seq, digest))
-            digest = link
-            for head in signed.get(seq, ()) if signed else ():
-                _compare(head, tenant, row, digest)
-            count += 1
-            one, two, three, four = row[_TOKENS]
-            if one is None:
-                self.unknown += 1
-                continue
-            prefill += one
-            cached += two
-            sample += three
-            train += four
-        for index, more in enumerate((prefill, cached, sample, train)):
-            self.tokens[index] += more
-        self.seq, self.hash = seq, digest
-        self.rows += count
+        prefill, cached, sample, train = self.tokens
+        try:
+            for row in rows:
+                seq += 1
+                try:
+                    facts = dumps(row[_FACTS])
+                    payload = sha256(facts).digest()
+                    link = sha256(digest + pair + facts + dumps(row[_POSTING])).digest()
+                    right = (
+                        row[_HASH] == link and row[_PAYLOAD] == payload and row[_PREV] == digest
+                        and row[_SEQ] == seq and row[_TENANT] == tenant and row[0] == encoding.VERSION
+                    )  # fmt: skip
+                except (TypeError, IndexError, ValueError, cbor2.CBOREncodeError):
+                    right = False
+                if not right or len(row) != _WIDTH:
+                    seq -= 1
+                    raise BrokenChainError(_diagnose(row, tenant, seq + 1, digest))
+                if seq in signed:
+                    _compare(signed[seq], row, link)
+                digest = link
+                one, two, three, four = row[_TOKENS]
+                if one is None:
+                    self.unknown += 1
+                    continue
+                prefill += one
+                cached += two
+                sample += three
+                train += four
+        finally:
+            self.rows += seq - self.seq
+            self.seq, self.hash = seq, digest
+            self.tokens = [prefill, cached, sample, train]
 
     def finish(self, heads: Iterable[SignedHead], *, last: tuple[int, bytes] | None = None) -> None:
         """No row comes any more. Raises BrokenChainError where a signed head, or the ledger's own
@@ -126,15 +127,17 @@ class Walk:
         return Fault(tenant=self.tenant, seq=self.seq + 1, event_id="", what=what)
 
 
-def _compare(head: SignedHead, tenant: str, row: Row, digest: bytes) -> None:
-    if head.hash != digest:
-        what = (
-            f"the chain up to here is not the one whose head was signed at {head.at_us} us: rows at or "
-            "before it were rewritten, and hashed anew"
-        )
-        raise BrokenChainError(
-            Fault(tenant=tenant, seq=head.seq, event_id=str(row[_EVENT]), what=what)
-        )
+def _compare(heads: Sequence[SignedHead], row: Row, digest: bytes) -> None:
+    for head in heads:
+        if head.hash != digest:
+            what = (
+                f"the chain up to here is not the one whose head was signed at {head.at_us} us: rows at "
+                "or before it were rewritten, and hashed anew"
+            )
+            event_id = str(row[_EVENT])
+            raise BrokenChainError(
+                Fault(tenant=head.tenant, seq=head.seq, event_id=event_id, what=what)
+            )
 
 
 def _diagnose(row: Row, tenant: str, seq: int, prev_hash: bytes) -> Fault:
