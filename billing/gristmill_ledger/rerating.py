@@ -19,7 +19,7 @@ from gristmill_ledger.counters import lock_counter, set_counter
 from gristmill_ledger.rates import UNRATED, Rates, load_rates
 from gristmill_ledger.rating import COLUMNS, counts_of, difference, lock_cursor
 from gristmill_ledger.registry import session_books
-from gristmill_ledger.rollups import HOUR_US, Rollups, bring_in
+from gristmill_ledger.rollups import HOUR_US, Rollups, bring_in, hour_of
 from gristmill_ledger.schema import rating as tables
 
 _HOUR: Final = tables.usage_rollup_hourly.c
@@ -59,6 +59,16 @@ class Outcome:
     difference_pico: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     tenants: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     """(tenant, currency) -> difference."""
+
+    def add(self, other: "Outcome") -> None:
+        self.rows += other.rows
+        self.hours += other.hours
+        self.unpriced += other.unpriced
+        self.other_currency += other.other_currency
+        for currency, pico in other.difference_pico.items():
+            self.difference_pico[currency] += pico
+        for key, pico in other.tenants.items():
+            self.tenants[key] += pico
 
 
 def check_rerate(request: Rerate) -> None:
@@ -114,8 +124,8 @@ def touched(connection: Connection, request: Rerate, default_book: str) -> list[
 
 def _conditions(request: Rerate) -> Iterator[ColumnElement[bool]]:
     yield _HOUR.rate != UNRATED
+    yield _HOUR.bucket_us >= hour_of(request.since_us)
     yield _HOUR.bucket_us < request.until_us
-    yield _HOUR.bucket_us > request.since_us - HOUR_US
     if request.tenant:
         yield _HOUR.tenant == request.tenant
 
@@ -128,24 +138,59 @@ def _may_differ(rates: Rates, row: Any, book: str, request: Rerate) -> bool:
     return any(rates.at(book, row.model, moment) != known for moment in moments)
 
 
-def rerate_place(  # noqa: PLR0917
+def rerate_step(  # noqa: PLR0917
     connection: Connection,
     place: Place,
     request: Rerate,
     default_book: str,
-    outcome: Outcome,
     run: int | None,
-    now_us: int = 0,
-) -> None:
-    """Rate an hour of a tenant again, and add to `outcome`. run None: change nothing."""
-    if run is not None:
-        lock_cursor(connection, place.tenant)
+    now_us: int,
+) -> tuple[Outcome, int]:
+    """Rate an hour of a tenant again; `run` None begins one. Returns what was done, and the run."""
+    lock_cursor(connection, place.tenant)
+    changes = list(_changes(connection, place, request, default_book))
+    number = run if run is not None else begin_run(connection, request, now_us=now_us)
+    rollups = Rollups(tenant=place.tenant)
+    added = []
+    for change in changes:
+        if change.other_currency:
+            continue
+        rate = change.rates.identify(change.book, change.row.model, change.row.op_start_us)
+        rollups.add(change.row, change.row.rate, sign=-1)
+        rollups.add(change.row, rate)
+        added.append(
+            {"tenant": place.tenant, "seq": change.row.seq, "run": number, "rate": rate}
+            | {"amount_pico": change.amount, "rated_us": now_us}
+        )
+    if added:
+        connection.execute(tables.rated_usage.insert(), added)
+        bring_in(connection, rollups)
+    return _outcome(place, changes), number
+
+
+def preview(connection: Connection, place: Place, request: Rerate, default_book: str) -> Outcome:
+    """What `rerate_step` would do."""
+    return _outcome(place, list(_changes(connection, place, request, default_book)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A row that has other prices now. `amount`: the difference, None where it is not known."""
+
+    row: Any  # Any: COLUMNS and rate
+    rates: Rates
+    book: str
+    currency: str
+    amount: int | None
+    other_currency: bool
+
+
+def _changes(
+    connection: Connection, place: Place, request: Rerate, default_book: str
+) -> Iterator[Change]:
     rates = load_rates(connection)
     rows = _rated_rows(connection, place, request)
     books = session_books(connection, {row.session for row in rows})
-    rollups = Rollups(tenant=place.tenant)
-    added = []
-    outcome.hours += 1
     for row in rows:
         book = books.get(row.session, default_book)
         if request.book and book != request.book:
@@ -153,30 +198,30 @@ def rerate_place(  # noqa: PLR0917
         old, new = rates.known[row.rate], rates.at(book, row.model, row.op_start_us)
         if old == new:
             continue
+        amount, other = None, False
         try:
             amount = difference(old, new, counts_of(row))
         except ValueError:
-            outcome.other_currency += 1
+            other = True
+        yield Change(
+            row=row, rates=rates, book=book, currency=new.currency or "", amount=amount,
+            other_currency=other,
+        )  # fmt: skip
+
+
+def _outcome(place: Place, changes: list[Change]) -> Outcome:
+    found = Outcome(hours=1)
+    for change in changes:
+        if change.other_currency:
+            found.other_currency += 1
             continue
-        outcome.rows += 1
-        if amount is None:
-            outcome.unpriced += 1
-        else:
-            currency = new.currency or ""
-            outcome.difference_pico[currency] += amount
-            outcome.tenants[place.tenant, currency] += amount
-        if run is None:
+        found.rows += 1
+        if change.amount is None:
+            found.unpriced += 1
             continue
-        rate = rates.identify(book, row.model, row.op_start_us)
-        rollups.add(row, row.rate, sign=-1)
-        rollups.add(row, rate)
-        added.append(
-            {"tenant": place.tenant, "seq": row.seq, "run": run, "rate": rate}
-            | {"amount_pico": amount, "rated_us": now_us}
-        )
-    if added:
-        connection.execute(tables.rated_usage.insert(), added)
-        bring_in(connection, rollups)
+        found.difference_pico[change.currency] += change.amount
+        found.tenants[place.tenant, change.currency] += change.amount
+    return found
 
 
 def _rated_rows(

@@ -1,8 +1,9 @@
 """The ledger's store without HTTP: short calls for tests, each in its own transaction."""
 
+from functools import partial
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from gristmill_contracts.http import ProducerCursor, RegisterProducer, RegisterSession
 from gristmill_contracts.ids import SessionUid, TenantName
@@ -14,6 +15,15 @@ from gristmill_ledger.events import Stored, store_batch
 from gristmill_ledger.producers import Registered, register_producer
 from gristmill_ledger.rating import rate_behind
 from gristmill_ledger.registry import register_session
+from gristmill_ledger.rerating import (
+    Outcome,
+    Place,
+    Rerate,
+    check_rerate,
+    preview,
+    rerate_step,
+    touched,
+)
 from gristmill_ledger.usage import usage_page
 from gristmill_ledger.usage_query import parse_usage_query
 from gristmill_testing.ledger import START_US, make_batch
@@ -106,3 +116,27 @@ def rate_all(database: Database, book: str = "default", *, rows_max: int = 1000)
         total += done.rows
         if not done.more:
             return total
+
+
+def rerate_all(database: Database, request: Rerate, book: str, *, dry: bool = False) -> Outcome:
+    """Rate everything again that the request names, as the route does."""
+    check_rerate(request)
+    outcome = Outcome()
+    run: int | None = None
+    for place in database.read_now(partial(touched, request=request, default_book=book)):
+        if dry:
+            found = database.read_now(partial(_preview, place, request, book))
+        else:
+            found, run = database.write_now(partial(_step, place, request, book, run))
+        outcome.add(found)
+    return outcome
+
+
+def _preview(place: Place, request: Rerate, book: str, connection: Connection) -> Outcome:
+    return preview(connection, place, request, book)
+
+
+def _step(
+    place: Place, request: Rerate, book: str, run: int | None, connection: Connection
+) -> tuple[Outcome, int]:
+    return rerate_step(connection, place, request, book, run, NOW_US)
