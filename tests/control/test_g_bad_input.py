@@ -142,6 +142,13 @@ def test_a_budget_of_nothing_is_refused_at_the_door(
     assert world.cluster.find("trainingsession", "poor", "gm-acme") is None
 
 
+def test_a_tenants_budget_of_nothing_is_refused_at_the_door(world: OperatorWorld) -> None:
+    answer = world.cluster.try_apply(tenant("broke", budget={"hard": "0"}))
+    assert answer.code != 0
+    assert "spec.budget.hard is 0; set more than 0" in answer.err
+    assert "suspended: true" in answer.err
+
+
 def test_a_version_that_is_not_served_is_refused_at_the_door(world: OperatorWorld) -> None:
     newer = {**session("newer"), "apiVersion": "gristmill.dev/v9"}
     answer = world.cluster.try_apply(newer)
