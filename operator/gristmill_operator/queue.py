@@ -38,6 +38,8 @@ class KeyQueue:
     call_later: Callable[[float, Callable[[], None]], Timer] = _call_later
     jitter: Callable[[], float] = lambda: random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
     _ready: deque[Key] = field(default_factory=deque)
+    _first: deque[Key] = field(default_factory=deque)
+    """Keys that go before those of `_ready`. One that is in both is worked on once."""
     _dirty: dict[Key, float] = field(default_factory=dict)
     """Keys to be worked on, with the time since when."""
     _processing: set[Key] = field(default_factory=set)
@@ -51,13 +53,16 @@ class KeyQueue:
 
     # --- adding ----------------------------------------------------------------------------------
 
-    def add(self, key: Key) -> None:
+    def add(self, key: Key, *, first: bool = False) -> None:
+        """first: what is nearly done goes before what is to be begun."""
         self._due.pop(key, None)
         if key in self._dirty:
+            if first and key not in self._processing:
+                self._first.append(key)
             return
         self._dirty[key] = self.clock()
         if key not in self._processing:
-            self._push(key)
+            self._push(key, first=first)
 
     def add_after(self, key: Key, delay_s: float) -> None:
         """Add it then; an earlier time that was asked for stays."""
@@ -87,7 +92,7 @@ class KeyQueue:
 
     async def get(self) -> tuple[Key, float]:
         """The next key, and the seconds that it waited. `done` it afterwards."""
-        while not self._ready:
+        while not self._is_ready():
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
@@ -100,7 +105,7 @@ class KeyQueue:
                     with contextlib.suppress(ValueError):
                         self._waiters.remove(waiter)
                 raise
-        key = self._ready.popleft()
+        key = (self._first or self._ready).popleft()
         self._processing.add(key)
         return key, self.clock() - self._dirty.pop(key)
 
@@ -113,20 +118,30 @@ class KeyQueue:
 
     def __len__(self) -> int:
         """Keys that could be worked on now."""
-        return len(self._ready)
+        return len(self._dirty.keys() - self._processing)
 
     @property
     def in_flight(self) -> int:
         return len(self._processing)
 
     def oldest_s(self) -> float:
-        """How long the key at the front has waited; 0 = none waits."""
-        return self.clock() - self._dirty[self._ready[0]] if self._ready else 0.0
+        """How long the key has waited that waits longest; 0 = none does."""
+        since = min(
+            (self._dirty[key] for key in self._dirty.keys() - self._processing), default=None
+        )
+        return 0.0 if since is None else self.clock() - since
 
     # --- within ----------------------------------------------------------------------------------
 
-    def _push(self, key: Key) -> None:
-        self._ready.append(key)
+    def _is_ready(self) -> bool:
+        """Whether there is a key at the front. What was worked on already is left out."""
+        for keys in (self._first, self._ready):
+            while keys and (keys[0] not in self._dirty or keys[0] in self._processing):
+                keys.popleft()
+        return bool(self._first or self._ready)
+
+    def _push(self, key: Key, *, first: bool = False) -> None:
+        (self._first if first else self._ready).append(key)
         self._wake()
 
     def _wake(self) -> None:

@@ -35,6 +35,11 @@ def keys_for(
     return () if router is None else router(before, after, cache)
 
 
+def is_turn(kind: Kind, before: Json | None, after: Json | None) -> bool:
+    """A pod became ready, or is no longer, or ended: its session says so before others are begun."""
+    return kind == PODS and _serves(before) != _serves(after)
+
+
 def session_key(body: Json) -> Key:
     meta = body["metadata"]
     return Key("TrainingSession", meta["namespace"], meta["name"])
@@ -191,6 +196,13 @@ def _node_essence(body: Json | None) -> object:
 
 def _addresses(node: Json | None) -> frozenset[str]:
     return frozenset() if node is None else of_node(node)
+
+
+def _serves(pod: Json | None) -> tuple[str, str]:
+    """Its phase, and its Ready condition."""
+    status = (pod or {}).get("status") or {}
+    found = (each["status"] for each in status.get("conditions") or () if each["type"] == "Ready")
+    return status.get("phase", ""), next(found, "")
 
 
 def _generation(body: Json) -> object:

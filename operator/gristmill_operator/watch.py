@@ -21,7 +21,7 @@ from gristmill_operator.credentials import Access
 from gristmill_operator.essence import NoEssence, NoProgress
 from gristmill_operator.kinds import WATCHED, Kind
 from gristmill_operator.queue import KeyQueue
-from gristmill_operator.routing import keys_for
+from gristmill_operator.routing import is_turn, keys_for
 from gristmill_operator.seams import Json
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,9 @@ class Intake:
     def tell(self, kind: Kind, before: Json | None, after: Json | None) -> None:
         """Have all looked at again that the change may concern."""
         self.told(kind, before, after)
+        first = is_turn(kind, before, after)
         for key in keys_for(kind, before, after, self.cache):
-            self.queue.add(key)
+            self.queue.add(key, first=first)
 
 
 News = Callable[[Kind, str | None, Json], None]

@@ -27,8 +27,9 @@ PARTS = ("operator", "gateway", "ledger")
 CONTAINERS = ("meter", "worker")
 COMPONENTS = ("kubelet", "containerd", "kube-apiserver", "etcd")
 VICTIMS = (*PARTS, *CONTAINERS, *COMPONENTS)
-RECOVERY_S = 120.0
-"""From the API answering again to the next result. A free machine takes a small part of it."""
+WORKER_DEATHS = 2
+RECOVERY_S = 60.0
+"""From the API answering again to the next result."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def lab(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def plan(seed: int) -> list[tuple[str, float]]:
     """Every victim once and the worker twice, in a random order, each at a random moment of a step."""
     rng = random.Random(seed)
-    victims = [*VICTIMS, "worker"]
+    victims = [*VICTIMS, *["worker"] * (WORKER_DEATHS - 1)]
     rng.shuffle(victims)
     return [(victim, rng.uniform(0.0, 1.0)) for victim in victims]
 
@@ -103,7 +104,7 @@ def test_a_run_in_which_everything_is_killed_equals_an_undisturbed_one(
     lab.expect_tokens(NAME, {"train": rough.tokens})
     client.stop()
     lab.wait_state(NAME, "Stopped")
-    expect_nothing_left(lab, attempt=3)
+    expect_nothing_left(lab, lab.session(NAME)["status"]["attempt"])
     assert lab.pods(NAME) == []
     with undisturbed(service, start) as twin:
         calm = train(twin, len(rough.losses))
@@ -133,13 +134,13 @@ def kill(lab: Lab, trainer: Trainer, victim: str, delay: float) -> str:
 
 
 def expect_one_chain(lab: Lab) -> None:
-    """Each death of the worker made one attempt, and nothing else did."""
+    """Each death of the worker counts, and nothing else does; a node that is away too long may cost an attempt."""
     status = lab.session(NAME)["status"]
-    assert status["attempt"] == 3, status
+    assert status["restarts"] == WORKER_DEATHS, status
     assert status["state"] == "Running"
     [pod] = lab.pods(NAME)
-    assert pod["metadata"]["name"] == f"{NAME}-a3-0"
-    expect_nothing_left(lab, attempt=3)
+    assert pod["metadata"]["name"] == f"{NAME}-a{status['attempt']}-0"
+    expect_nothing_left(lab, status["attempt"])
 
 
 def expect_nothing_left(lab: Lab, attempt: int) -> None:

@@ -192,7 +192,7 @@ class Caller:
             self.done.wait(0.02)
 
 
-def test_a_rolling_update_of_the_gateway_fails_no_call(release: Release) -> None:
+def test_the_gateways_address_answers_throughout_its_rolling_update(release: Release) -> None:
     caller = Caller(url=f"http://{service_ip(release.cluster, 'gateway')}:8450/healthz")
     thread = threading.Thread(target=caller.run)
     thread.start()

@@ -17,6 +17,8 @@ from gristmill_testing.release import remove_everything
 from gristmill_testing.sdk_loop import TOKENS, batch, step
 
 STEPS = 20
+TOLD_S = 15
+"""For what the cluster must tell us first."""
 PER_STEP = sum(map(len, TOKENS))
 
 
@@ -91,7 +93,7 @@ def test_g24_an_image_that_does_not_exist_is_told_in_seconds_and_ends_at_the_lim
         found = [each for each in conditions if each["type"] == "PodsReady"]
         return found[0] if found and found[0]["reason"] == "ImagePullFailed" else None
 
-    condition = eventually("ImagePullFailed is told", told, 30)
+    condition = eventually("ImagePullFailed is told", told, TOLD_S)
     assert image in condition["message"]
     lab.wait_state("pulls", "Failed", seconds=120)
     eventually("its pod is gone", lambda: lab.pods("pulls") == [], 180)

@@ -39,6 +39,23 @@ async def test_keys_come_in_the_order_in_which_they_were_added(queue: KeyQueue) 
     assert [(await queue.get())[0].name for _ in range(3)] == ["a", "b", "c"]
 
 
+async def test_what_is_nearly_done_goes_before_what_is_to_be_begun(
+    queue: KeyQueue, clock: HandClock
+) -> None:
+    for name in "abc":
+        queue.add(key(name))
+        clock.pass_s(1)
+    queue.add(key("c"), first=True)
+    queue.add(key("d"), first=True)
+    assert (len(queue), queue.oldest_s()) == (4, 3.0)
+    taken = [(await queue.get())[0].name for _ in range(4)]
+    assert taken == ["c", "d", "a", "b"]
+    assert (len(queue), queue.oldest_s()) == (0, 0.0)
+    for name in taken:
+        queue.done(key(name))
+    assert len(queue) == 0, "a key that was in both places is worked on once"
+
+
 async def test_a_key_added_during_its_work_is_given_out_again_after_it(queue: KeyQueue) -> None:
     queue.add(key("a"))
     await queue.get()
@@ -126,7 +143,9 @@ async def test_pauses_differ_so_that_many_keys_do_not_come_at_once(clock: HandCl
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["add", "after", "take", "done", "pass"]), st.integers(0, 3)),
+        st.tuples(
+            st.sampled_from(["add", "first", "after", "take", "done", "pass"]), st.integers(0, 3)
+        ),
         max_size=60,
     )
 )
@@ -142,8 +161,8 @@ async def _run(steps: list[tuple[str, int]]) -> None:
     taken: set[Key] = set()
     for step, number in steps:
         each = key(str(number))
-        if step == "add":
-            queue.add(each)
+        if step in ("add", "first"):
+            queue.add(each, first=step == "first")
             owed.add(each)
         elif step == "after":
             queue.add_after(each, number + 1)
