@@ -20,6 +20,7 @@ from gristmill_gateway.auth import Authenticator, utc_now
 from gristmill_gateway.cluster import Cluster
 from gristmill_gateway.directory import Directory
 from gristmill_gateway.front import FrontDoor
+from gristmill_gateway.inbox import Inbox
 from gristmill_gateway.keys import derived_key
 from gristmill_gateway.ledger_client import LedgerClient
 from gristmill_gateway.meter_client import MeterClient
@@ -110,6 +111,7 @@ def make_gateway(
             directory=directory,
             client=MeterClient(http),
             room=room,
+            inbox=Inbox(ledger=ledger),
         ),
         metrics=metrics,
         operation_key=derived_key(key, "operation-id"),

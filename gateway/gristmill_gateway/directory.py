@@ -80,6 +80,11 @@ class Directory:
         known = await self._ask(("namespaces",), self._tenancy.namespaces, as_of)
         return known.get(tenant) or self._tenancy.missing(tenant)
 
+    async def owner(self, namespace: str) -> str:
+        """The tenant whose sessions lie there."""
+        known = await self._ask(("namespaces",), self._tenancy.namespaces, time.monotonic())
+        return next((tenant for tenant, own in known.items() if own == namespace), namespace)
+
     async def session(
         self, tenant: str, name: str, as_of: float | None = None
     ) -> TrainingSession | None:

@@ -20,9 +20,13 @@ from gristmill_contracts.http import (
     CheckpointPage,
     CreateGroup,
     Empty,
+    OperationView,
     Problem,
+    Submitted,
     TenantAccount,
 )
+from gristmill_contracts.ids import OpId, SessionUid
+from gristmill_contracts.inbox import CloseInbox, InboxView, PostInbox
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 
 T = TypeVar("T")
@@ -92,6 +96,23 @@ class LedgerClient:
             return _counts(json.loads(answer))
         except (ValueError, TypeError, KeyError) as error:
             raise _nonsense("/v1/usage", error) from error
+
+    async def post_inbox(self, uid: SessionUid, post: PostInbox) -> Submitted:
+        """Raises ServedError where the session's meter serves."""
+        return await self._ask("POST", f"/v1/sessions/{_part(uid)}/inbox", Submitted, message=post)
+
+    async def view_inbox(self, uid: SessionUid) -> InboxView:
+        return await self._ask("GET", f"/v1/sessions/{_part(uid)}/inbox", InboxView)
+
+    async def close_inbox(self, uid: SessionUid, message: CloseInbox) -> None:
+        path = f"/v1/sessions/{_part(uid)}/inbox/close"
+        await self._ask("POST", path, Empty, message=message)
+
+    async def archived(self, operation: OpId) -> OperationView:
+        """Raises NotFoundError."""
+        uid, stream, number = operation
+        path = f"/v1/sessions/{_part(uid)}/archive/{stream}/{number}"
+        return await self._ask("GET", path, OperationView)
 
     async def _ask(
         self,

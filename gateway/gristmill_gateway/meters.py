@@ -15,6 +15,7 @@ from gristmill_contracts.errors import (
     NotFoundError,
     UnavailableError,
 )
+from gristmill_contracts.http import TERMINAL_STATES as ENDED
 from gristmill_contracts.http import (
     OperationView,
     Refuse,
@@ -26,13 +27,16 @@ from gristmill_contracts.http import (
 from gristmill_contracts.ids import OpId
 from gristmill_contracts.session import TERMINAL_STATES, TrainingSession
 from gristmill_gateway.directory import Directory, Endpoint
+from gristmill_gateway.inbox import Inbox
 from gristmill_gateway.meter_client import MeterAwayError, MeterClient, NotServedError
-from gristmill_gateway.waiting_room import WaitingRoom
+from gristmill_gateway.waiting_room import WaitingRoom, is_passing
 from gristmill_sessions.identity import session_name, session_uid
 
 T = TypeVar("T")
 
 MOVED_LOOK_S: Final = 1.0
+INBOX_LOOK_S: Final = 1.0
+"""How often a waiting submit asks the ledger's inbox again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,25 +44,58 @@ class Meters:
     directory: Directory
     client: MeterClient
     room: WaitingRoom
+    inbox: Inbox | None = None
+    """Where operations go that find no meter; None = they wait for it."""
 
     async def submit(
         self, session: TrainingSession, message: Submit, as_of: float | None = None
     ) -> Submitted:
-        """Waits a while for a session that is not served just now.
+        """To the meter, or into the inbox of a session that is not served just now. Waits a while for either.
 
-        Raises UnavailableError where it still is not, ConflictError where it ended meanwhile, else what the
-        meter reported.
+        Raises UnavailableError where neither takes it, ConflictError where it ended meanwhile, else what the
+        meter or the ledger reported.
         """
-        return await self._patiently(
+        return await self._accepted(
             session,
+            message,
             lambda: self._served(session, lambda at: self.client.submit(at, message), as_of),
         )
 
     async def refuse(self, session: TrainingSession, message: Refuse) -> Submitted:
-        """Waits as a submit does: the number that was refused must reach the log before the next one."""
-        return await self._patiently(
-            session, lambda: self._served(session, lambda at: self.client.refuse(at, message))
+        """As a submit: the number that was refused must reach the log before the next one."""
+        return await self._accepted(
+            session,
+            message,
+            lambda: self._served(session, lambda at: self.client.refuse(at, message)),
         )
+
+    async def _accepted(
+        self,
+        session: TrainingSession,
+        message: Submit | Refuse,
+        served: Callable[[], Awaitable[Submitted]],
+    ) -> Submitted:
+        inbox = self.inbox
+        if inbox is None:
+            return await self._patiently(session, served)
+        uid = session_uid(session)
+        tenant = await self.directory.owner(session.metadata.namespace)
+        look_at = 0.0
+
+        async def accept() -> Submitted:
+            nonlocal look_at
+            try:
+                return await served()
+            except UnavailableError as error:
+                if not is_passing(error):
+                    raise
+                look_at = time.monotonic() + INBOX_LOOK_S
+                return await inbox.keep(uid, tenant, message, error)
+
+        async def may_try() -> bool:
+            return await self._may_try(session) or time.monotonic() >= look_at
+
+        return await self.room.served(uid, accept, may_try)
 
     async def poll(
         self,
@@ -67,7 +104,29 @@ class Meters:
         wait_s: float,
         as_of: float | None = None,
     ) -> OperationView:
-        """Raises NotFoundError only where the session is served and the operation's result is gone."""
+        """What the meter says; while none does, what the ledger's archive and inbox know.
+
+        Raises NotFoundError only where the session is served and the operation's result is gone,
+        UnavailableError where nobody can tell.
+        """
+        try:
+            return await self._polled(session, operation, wait_s, as_of)
+        except NotFoundError:
+            waiting = await self._in_inbox(operation)
+            if waiting is None:
+                raise
+            if waiting.state == "InProgress":  # Taken meanwhile, or long ago.
+                return await self._polled(session, operation, wait_s, None)
+            return waiting
+        except UnavailableError:
+            kept = await self._kept(session, operation)
+            if kept is None:
+                raise
+            return kept
+
+    async def _polled(
+        self, session: TrainingSession, operation: OpId, wait_s: float, as_of: float | None
+    ) -> OperationView:
         try:
             return await self._at(
                 session, lambda at: self.client.poll(at, operation, wait_s), as_of
@@ -76,6 +135,34 @@ class Meters:
             # The meter knows no such operation, or no such session yet: its view tells which.
             await self._served(session, self.client.view)
             raise
+
+    async def _in_inbox(self, operation: OpId) -> OperationView | None:
+        return None if self.inbox is None else await self.inbox.find(operation)
+
+    async def _kept(self, session: TrainingSession, operation: OpId) -> OperationView | None:
+        """What the ledger says of an operation that no meter tells of; None = nothing that will ever change."""
+        found = await self._in_inbox(operation)
+        if found is None or found.state in ENDED or not await self._is_over(session):
+            return found
+        if self.inbox is not None and found.state == "Pending":
+            tenant = await self.directory.owner(session.metadata.namespace)
+            found = await self.inbox.skip(tenant, operation)
+        return found if found is not None and found.state in ENDED else None
+
+    async def _is_over(self, session: TrainingSession) -> bool:
+        """Whether no meter will ever serve it again, and none does."""
+        meta = session.metadata
+        current = await self.directory.session_object(meta.namespace, meta.name)
+        if current is None or session_uid(current) != session_uid(session):
+            return True
+        over = current.status.state in TERMINAL_STATES
+        return over and await self.directory.endpoint(current) is None
+
+    async def last_received_number(self, session: TrainingSession) -> int:
+        """Highest train number that the ledger knows of; 0 = none, or not known now."""
+        if self.inbox is None:
+            return 0
+        return await self.inbox.last_received_number(session_uid(session))
 
     async def view(self, session: TrainingSession) -> SessionView | None:
         """What the meter says now; None where there is none or it cannot be reached."""

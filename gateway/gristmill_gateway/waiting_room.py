@@ -52,7 +52,7 @@ class WaitingRoom:
         try:
             return await call()
         except UnavailableError as error:
-            if not _is_passing(error):
+            if not is_passing(error):
                 raise
             last = error
         with self._place(session, last):
@@ -63,7 +63,7 @@ class WaitingRoom:
                 try:
                     return await call()
                 except UnavailableError as error:
-                    if not _is_passing(error):
+                    if not is_passing(error):
                         raise
                     last = error
         raise last
@@ -90,6 +90,6 @@ class WaitingRoom:
                 del self._waiting[session]
 
 
-def _is_passing(error: UnavailableError) -> bool:
+def is_passing(error: UnavailableError) -> bool:
     """Nobody serves the session just now; a full log, or a failed volume, is something else."""
     return error.code == UnavailableError.code

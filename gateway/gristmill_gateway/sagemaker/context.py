@@ -42,3 +42,7 @@ class RuntimeContext:
     async def session_view(self, session: TrainingSession) -> SessionView | None:
         """What the session's meter says now; None where there is no meter or it cannot be reached."""
         return await self.meters.view(session)
+
+    async def last_received_number(self, session: TrainingSession) -> int:
+        """Highest train number that the ledger knows of; 0 = none, or not known now."""
+        return await self.meters.last_received_number(session)

@@ -170,6 +170,9 @@ async def describe_training_session(context: Context, caller: Caller, body: Body
     view = await context.session_view(session)
     usage = await settled_usage(context, caller.tenant, session, view)
     detail = control_session.describe(session, caller.scope, default_bucket(tenant), view, usage)
+    if view is None:  # Then it may be the ledger's inbox that received the last one.
+        received = await context.last_received_number(session)
+        detail["LastReceivedSequenceNumber"] = max(received, detail["LastReceivedSequenceNumber"])
     return {"TrainingSessionDetail": detail}
 
 

@@ -56,3 +56,7 @@ class Context(Protocol):
     async def session_view(self, session: TrainingSession) -> SessionView | None:
         """What the session's meter says now; None where there is no meter or it cannot be reached."""
         ...
+
+    async def last_received_number(self, session: TrainingSession) -> int:
+        """Highest train number that the ledger knows of; 0 = none, or not known now."""
+        ...

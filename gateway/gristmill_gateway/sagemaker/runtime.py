@@ -55,6 +55,8 @@ READ_INLINE_BYTES_MAX: Final = 64 * 2**10
 WRITTEN_INLINE_VALUES_MAX: Final = 4096
 RETRY_S: Final = 0.2
 """Pause before a meter that did not answer, or is going down, is asked again."""
+LOOK_S: Final = 1.0
+"""Pause before an operation that waits for a meter is looked for again."""
 
 
 # --- submit --------------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ async def wait_for_end(
         left_s = deadline - time.monotonic()
         if (view is not None and view.state in TERMINAL_STATES) or left_s <= 0:
             return view
-        await asyncio.sleep(min(RETRY_S, left_s))
+        await asyncio.sleep(min(RETRY_S if view is None else LOOK_S, left_s))
         as_of = None
 
 

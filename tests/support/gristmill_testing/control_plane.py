@@ -57,6 +57,9 @@ class FakeContext:
     async def session_view(self, session: TrainingSession) -> SessionView | None:
         return self.views.get(session_uid(session))
 
+    async def last_received_number(self, session: TrainingSession) -> int:
+        return 0
+
 
 @asynccontextmanager
 async def running_control_plane(folder: Path, **ledger: Any) -> AsyncIterator[FakeContext]:

@@ -275,9 +275,15 @@ def vars_of(fake: Any) -> dict[str, Any]:
 
 @contextmanager
 def gateway_world(
-    folder: Path, result_wait_s: float = 0.5, submit_hold_s: float = 0.0
+    folder: Path,
+    result_wait_s: float = 0.5,
+    submit_hold_s: float = 0.0,
+    ledger_app: Any = None,
 ) -> Iterator[World]:
-    """A tenant `acme` with a key, the base model `tiny`, and the session `run-1`."""
+    """A tenant `acme` with a key, the base model `tiny`, and the session `run-1`.
+
+    ledger_app: a ledger in the place of the few answers.
+    """
     store = open_local_store(folder / "store.sqlite3")
     model = BaseModelSpec(
         hugging_face_id="Lab/Tiny", vocabulary_size=VOCABULARY, context_length=CONTEXT
@@ -291,7 +297,7 @@ def gateway_world(
     meter, ledger = FakeMeter(), FakeLedger()
     with ExitStack() as stack:
         meter_url = stack.enter_context(serve(meter.app()))
-        ledger_url = stack.enter_context(serve(ledger.app()))
+        ledger_url = stack.enter_context(serve(ledger_app or ledger.app()))
         settings = GatewaySettings(
             store_path=folder / "store.sqlite3",
             ledger_url=ledger_url,

@@ -1,0 +1,72 @@
+"""The ledger's inbox and archive of a session: where its operations go, and its results are, while no meter
+serves it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gristmill_contracts.errors import NotFoundError, ServedError, UnavailableError
+from gristmill_contracts.http import OperationView, Refuse, Submit, Submitted
+from gristmill_contracts.ids import OpId, SessionUid, TenantName
+from gristmill_contracts.inbox import CloseInbox, InboxView, PostInbox
+
+
+class Inboxes(Protocol):
+    """The ledger's part. Every call raises UnavailableError where it does not answer."""
+
+    async def post_inbox(self, uid: SessionUid, post: PostInbox) -> Submitted: ...
+
+    async def view_inbox(self, uid: SessionUid) -> InboxView: ...
+
+    async def close_inbox(self, uid: SessionUid, message: CloseInbox) -> None: ...
+
+    async def archived(self, operation: OpId) -> OperationView:
+        """Raises NotFoundError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbox:
+    ledger: Inboxes
+
+    async def keep(
+        self, uid: SessionUid, tenant: str, message: Submit | Refuse, error: UnavailableError
+    ) -> Submitted:
+        """Accept it in the place of a meter that cannot be reached, which is `error`.
+
+        Raises `error` where the ledger cannot take it either, or knows that the meter serves; else what the
+        ledger refuses it for.
+        """
+        post = PostInbox(tenant=TenantName(tenant))
+        if isinstance(message, Submit):
+            post.submit = message
+        else:
+            post.refuse = message
+        try:
+            return await self.ledger.post_inbox(uid, post)
+        except (ServedError, NotFoundError, UnavailableError) as refused:
+            raise error from refused
+
+    async def find(self, operation: OpId) -> OperationView | None:
+        """What the ledger knows of an operation; None = nothing, or nothing just now."""
+        try:
+            return await self.ledger.archived(operation)
+        except (NotFoundError, UnavailableError):
+            return None
+
+    async def skip(self, tenant: str, operation: OpId) -> OperationView | None:
+        """What became of an operation of a session that is over: nothing that still waits will run."""
+        message = CloseInbox(
+            tenant=TenantName(tenant), reason="the session ended before a meter took it"
+        )
+        try:
+            await self.ledger.close_inbox(operation.session, message)
+        except (NotFoundError, UnavailableError):
+            return None
+        return await self.find(operation)
+
+    async def last_received_number(self, uid: SessionUid) -> int:
+        """Highest train number that waits or was told; 0 = none, or not known now."""
+        try:
+            return (await self.ledger.view_inbox(uid)).last_received_number
+        except (NotFoundError, UnavailableError):
+            return 0
