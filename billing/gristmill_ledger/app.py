@@ -20,9 +20,10 @@ from gristmill_ledger.routes import (
     ingest,
     leases,
     queries,
+    rating,
     registries,
 )
-from gristmill_ledger.wire import problem
+from gristmill_ledger.wire import JSON_PATHS, problem
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,18 @@ def make_app(ledger: Ledger) -> FastAPI:
     )
     app.state.ledger = ledger
     app.add_middleware(Gate, key=lambda: ledger.cluster_key)
-    routers = (ingest, registries, queries, cluster, artifacts, inbox, budgets, leases, chain)
+    routers = (
+        ingest,
+        registries,
+        queries,
+        cluster,
+        artifacts,
+        inbox,
+        budgets,
+        leases,
+        chain,
+        rating,
+    )
     for router in (module.router for module in routers):
         app.include_router(router)
     app.add_exception_handler(GristmillError, _refused)
@@ -55,7 +67,7 @@ def make_app(ledger: Ledger) -> FastAPI:
 async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, GristmillError):
         raise error
-    return problem(error, as_json=request.url.path == "/v1/usage")
+    return problem(error, as_json=request.url.path in JSON_PATHS)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

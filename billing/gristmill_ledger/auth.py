@@ -31,7 +31,7 @@ from gristmill_contracts.secrets import (
     producer_secret,
     service_secret,
 )  # fmt: skip
-from gristmill_ledger.wire import problem
+from gristmill_ledger.wire import JSON_PATHS, problem
 
 Scope = MutableMapping[str, Any]  # Any: ASGI
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -156,6 +156,6 @@ class Gate:
                 scope["gristmill.caller"] = identify(self.key(), scope["method"], path, headers)
                 check_protocol(headers.get(PROTOCOL_HEADER))
             except GristmillError as error:
-                await problem(error, as_json=path == "/v1/usage")(scope, receive, tell)
+                await problem(error, as_json=path in JSON_PATHS)(scope, receive, tell)
                 return
         await self.app(scope, receive, tell)

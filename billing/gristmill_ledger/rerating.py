@@ -18,7 +18,7 @@ from gristmill_ledger import checks, schema
 from gristmill_ledger.counters import lock_counter, set_counter
 from gristmill_ledger.rates import UNRATED, Rates, load_rates
 from gristmill_ledger.rating import COLUMNS, counts_of, difference, lock_cursor
-from gristmill_ledger.registry import session_books
+from gristmill_ledger.registry import require_found, session_books
 from gristmill_ledger.rollups import HOUR_US, Rollups, bring_in, hour_of
 from gristmill_ledger.schema import rating as tables
 
@@ -103,13 +103,25 @@ def begin_run(connection: Connection, request: Rerate, *, now_us: int) -> int:
     return number
 
 
-def touched(connection: Connection, request: Rerate, default_book: str) -> list[Place]:
-    """The hours that hold a row with other prices than it is rated with, in order."""
+def check_run(connection: Connection, number: int) -> None:
+    """Raise NotFoundError for a run that was never begun."""
+    run = tables.rating_run.c.id
+    found = connection.execute(select(run).where(run == number)).scalar_one_or_none()
+    require_found(found, f"run {number} of rating again")
+
+
+def touched(
+    connection: Connection, request: Rerate, default_book: str, *, behind: Place | None = None
+) -> list[Place]:
+    """The hours that hold a row with other prices than it is rated with, in order.
+
+    behind: only what comes after this one.
+    """
     rates = load_rates(connection)
     # Grouped in the database: an hour has many rows of one session, model and rate.
     query = (
         select(_HOUR.tenant, _HOUR.bucket_us, _HOUR.session, _HOUR.model, _HOUR.rate)
-        .where(*_conditions(request))
+        .where(*_conditions(request), _HOUR.tenant >= (behind.tenant if behind else ""))
         .distinct()
     )
     rows = connection.execute(query).all()
@@ -119,7 +131,12 @@ def touched(connection: Connection, request: Rerate, default_book: str) -> list[
         for row in rows
         if _may_differ(rates, row, books.get(row.session, default_book), request)
     }
-    return [Place(tenant=tenant, hour_us=hour_us) for tenant, hour_us in sorted(found)]
+    last = ("", 0) if behind is None else (behind.tenant, behind.hour_us)
+    return [
+        Place(tenant=tenant, hour_us=hour_us)
+        for tenant, hour_us in sorted(found)
+        if behind is None or (tenant, hour_us) > last
+    ]
 
 
 def _conditions(request: Rerate) -> Iterator[ColumnElement[bool]]:

@@ -74,8 +74,8 @@ def parse_usage_query(items: Iterable[tuple[str, str]]) -> UsageQuery:
     query = UsageQuery(
         filters=tuple((name, given[name]) for name in FILTERS if name in given),
         token_type=_one_of("token_type", given.get("token_type"), TOKEN_TYPES),
-        since_us=_time("since", given.get("since")),
-        until_us=_time("until", given.get("until")),
+        since_us=read_time("since", given.get("since")),
+        until_us=read_time("until", given.get("until")),
         group_by=_group_by(given.get("group_by", "")),
         bucket=_one_of("bucket", given.get("bucket", "none"), BUCKETS) or "none",
         zone=find_zone(given.get("zone", "UTC")).key,
@@ -121,7 +121,7 @@ def _group_by(text: str) -> tuple[str, ...]:
     return names
 
 
-def _time(name: str, text: str | None) -> int | None:
+def read_time(name: str, text: str | None) -> int | None:
     """Microseconds since 1970, from digits or from ISO 8601. A time without a zone is UTC."""
     if text is None:
         return None

@@ -14,6 +14,8 @@ from gristmill_ledger.problems import TooLargeError, problem_of, status_of
 
 Message = TypeVar("Message")
 JSON_TYPE: Final = "application/json"
+JSON_PATHS: Final = frozenset({"/v1/usage", "/v1/explain", "/v1/estimate", "/v1/rerate"})
+"""Routes whose answers and problems are JSON."""
 
 
 async def read_message(

@@ -193,6 +193,9 @@ CHAIN_LOOK_S: Final = 5.0
 CHAIN_PAGE_ROWS: Final = 2000
 """Rows that are verified, or exported, at a time."""
 PRICES_PER_BOOK_MAX: Final = 10_000
+EXPLAIN_PAGE_MAX: Final = 5_000
+RERATE_HOURS_MAX: Final = 200
+"""Hours of a tenant that one call rates again; the caller goes on from there."""
 RATING_TENANTS_MAX: Final = 100
 """Tenants whose usage one transaction rates."""
 RATING_ROWS_MAX: Final = 5_000
