@@ -84,7 +84,8 @@ class TenantNetwork(Model):
     """Where the tenant's pods may connect to. Nothing is allowed that is not named here or needed by us."""
 
     egress_cidrs: list[Cidr] = Field(default_factory=list, alias="egressCIDRs", max_length=32)
-    """Where every pod of the tenant may connect to."""
+    """Where every pod of the tenant may connect to; never to nodes, their pods or the API server, which a range
+    around them leaves out."""
     egress_profiles: list[EgressProfile] = Field(
         default_factory=list, max_length=16, json_schema_extra=list_map("name")
     )
