@@ -4,7 +4,7 @@ Order is precedence: identity (the same operation again) comes before every boun
 answered even where new work is refused.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -271,9 +271,16 @@ def _refused_chunk_before(state: SessionState, number: int) -> int:
 
 
 def next_samples(
-    state: SessionState, started: Collection[Key], durable_frame: int, slots: int
+    state: SessionState,
+    started: Collection[Key],
+    durable_frame: int,
+    slots: int,
+    covered: Callable[[Record], bool] = lambda record: True,
 ) -> list[Record]:
-    """Keyless operations to start now, in order of acceptance. Streams are run by their own request."""
+    """Keyless operations to start now, in order of acceptance. Streams are run by their own request.
+
+    covered: whether budgets afford one; it is asked in this order, and for those alone that could start.
+    """
     ready: list[Record] = []
     for key in state.open_keys:
         if len(ready) >= slots:
@@ -282,7 +289,8 @@ def next_samples(
         if key[0] == "log" and key not in started and not record.streaming:
             if record.accepted_frame > durable_frame:
                 break
-            ready.append(record)
+            if covered(record):
+                ready.append(record)
     return ready
 
 

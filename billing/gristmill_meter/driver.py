@@ -12,6 +12,7 @@ from gristmill_contracts.http import Assignment, Heartbeat, StreamChunk, Submit
 from gristmill_meter import frames
 from gristmill_meter.archive import Archiver
 from gristmill_meter.artifacts import Artifacts
+from gristmill_meter.bank import Bank
 from gristmill_meter.decisions import (
     gap_overdue,
     next_train,
@@ -39,6 +40,7 @@ SWEEP_S: Final = 10.0
 WORKER_CLOSE_S_MAX: Final = 30.0
 WORKER_AWAY_S: Final = 2.0
 """How long an end waits for operations whose worker is away."""
+LEASES_RETURN_S: Final = 2.0
 CLAIM_GRACE_S: Final = 1.0
 """How long a stopping session waits for held polls to claim what has just ended."""
 
@@ -54,6 +56,7 @@ class Driver:
     trainer: Trainer
     sampler: Sampler
     poster: Poster
+    bank: Bank
     inbox: Inbox
     archiver: Archiver
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -73,6 +76,7 @@ class Driver:
             session.announce()
             return
         self._spawn("poster", self.poster.run())
+        self._spawn("bank", self.bank.run())
         session.stopping = session.to_stop  # Before anything is started.
         if session.state.closed:
             session.stopping = True
@@ -132,7 +136,7 @@ class Driver:
         """Accept a stream; the caller then reads the chunks."""
         check_streamable(submit)
         record = await accept_stream(self.session, submit, encoded)
-        stream = TokenStream(session=self.session, link=self.link, record=record)
+        stream = TokenStream(session=self.session, link=self.link, bank=self.bank, record=record)
         task = asyncio.create_task(stream.run())
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
@@ -263,8 +267,18 @@ class Driver:
         while session.acked_seq < session.state.head_seq or not self.poster.registered:
             await session.pulse.wait()
         await self.archiver.ship()
+        await self._return_leases()
         session.shipped = True
         session.announce()
+
+    async def _return_leases(self) -> None:
+        """What is not returned now is in suspense until its session is closed."""
+        try:
+            async with asyncio.timeout(LEASES_RETURN_S):
+                await self.bank.give_back_all()
+        except (GristmillError, TimeoutError) as error:
+            what = {"session": self.session.state.uid, "error": str(error)}
+            logger.warning("leases_not_returned", extra=what)
 
     async def drain(self, deadline_s: float) -> None:
         """The process goes down: let what runs end, within bounds; the log keeps the rest."""
@@ -288,6 +302,7 @@ class Driver:
                 logger.warning("snapshot_abandoned", extra={"session": session.state.uid})
         while self._ships and clock() < deadline:
             await session.pulse.wait(deadline - clock())
+        await self._return_leases()
         await self._cancel()
         await session.log.close()
 
@@ -327,6 +342,7 @@ class Driver:
             worker_ready=session.worker_ready,
             at_us=at_us,
             released=session.gave_up_release and self.poster.registered,
+            leases=list(session.wallet.purses),
         )
 
 
@@ -337,14 +353,16 @@ def make_driver(session: Session, worker: Worker, ledger: Ledger) -> Driver:
     artifacts = Artifacts(session=session, ledger=ledger, shared=shared)
     link = WorkerLink(session=session, worker=worker, artifacts=artifacts)
     execution = Execution(session=session, link=link, ledger=ledger, artifacts=artifacts)
+    bank = Bank(session=session, ledger=ledger, wallet=session.wallet)
     poster = Poster(session=session, ledger=ledger)
     return Driver(
         session=session,
         worker=worker,
         ledger=ledger,
         link=link,
-        trainer=Trainer(session=session, link=link, execution=execution),
-        sampler=Sampler(session=session, execution=execution),
+        trainer=Trainer(session=session, link=link, execution=execution, bank=bank),
+        sampler=Sampler(session=session, execution=execution, bank=bank),
+        bank=bank,
         poster=poster,
         inbox=Inbox(session=session, ledger=ledger, poster=poster),
         archiver=Archiver(session=session, ledger=ledger),

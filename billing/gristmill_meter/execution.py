@@ -157,6 +157,7 @@ class Execution:
                 default_adapter=_new_default(operation, result),
                 started_us=started_us,
                 at_us=session.now_us(),
+                lease=session.wallet.lease_of(record.key),
             ),
             blob,
         )

@@ -51,6 +51,10 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
     at_us: int
     key: str = ""
     """Id of the access key that submitted it; logs of older meters have none."""
+    worst: Counts = Counts()
+    """The most tokens that it may use: what is reserved of budgets before it is dispatched."""
+    may_wait: bool = True
+    """False: it fails at once where a budget does not afford it."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -81,6 +85,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     default_adapter: CheckpointRef | None
     started_us: int
     at_us: int
+    lease: str = ""
+    """The budget lease that it was reserved under; "" = none."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -97,6 +103,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     started_us: int
     at_us: int
     counts: Counts | None = None
+    lease: str = ""
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True, tag="skipped"):
@@ -115,6 +122,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     tokens: int
     started_us: int
     at_us: int
+    lease: str = ""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):

@@ -17,6 +17,7 @@ from gristmill_meter.decisions import (
 )
 from gristmill_meter.records import Record
 from gristmill_meter.session import Session
+from gristmill_meter.worst import worst_counts
 
 
 async def submit_operation(session: Session, submit: Submit, encoded: bytes) -> Submitted:
@@ -90,6 +91,8 @@ def write_intent(
         room_bytes=decision.room_bytes,
         streaming=streaming,
         key=submit.key,
+        worst=worst_counts(operation, session.context_length),
+        may_wait=submit.may_wait,
         at_us=session.now_us(),
     )
     session.write(intent, blob)

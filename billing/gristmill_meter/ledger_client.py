@@ -11,8 +11,16 @@ import msgspec
 from yarl import URL
 
 from gristmill_contracts import limits
+from gristmill_contracts.budgets import (
+    Lease,
+    LeaseAnswer,
+    OpenLease,
+    Renewed,
+    ReturnLease,
+    TakeLease,
+)
 from gristmill_contracts.cluster_http import ArtifactInfo, ArtifactPage, HeartbeatAnswer
-from gristmill_contracts.errors import InvalidRequestError, error_from
+from gristmill_contracts.errors import InvalidRequestError, NotFoundError, error_from
 from gristmill_contracts.http import (
     ATTEMPT_HEADER,
     CONTENT_TYPE,
@@ -38,6 +46,10 @@ T = TypeVar("T")
 TIMEOUT_S: Final = 15.0
 ARTIFACT_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=60.0)
 """A file takes as long as it takes; silence does not. The ledger syncs a file before it answers."""
+_lease_answers: Final = msgspec.msgpack.Decoder(LeaseAnswer)
+NO_ROUTE: Final = "is not a route"
+"""What a ledger of the release before says to questions about budgets: it knows none."""
+UNBOUNDED: Final = Lease(id="", expires_in_s=limits.BUDGET_ASK_S, prices={}, holds=[], version=0)
 _AWAY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -102,6 +114,30 @@ class LedgerClient:
     async def archive(self, uid: SessionUid, request: ArchiveOperations) -> None:
         headers = self.headers(uid, request.attempt)
         await self._post(_session_path(uid, "archive"), request, Empty, headers)
+
+    async def take_lease(self, request: TakeLease) -> LeaseAnswer:
+        headers = self.headers(request.session, request.attempt)
+        try:
+            content = msgspec.msgpack.encode(request)
+            return _lease_answers.decode(await self._call("POST", "/v1/leases", content, headers))
+        except NotFoundError as error:
+            if NO_ROUTE not in error.message:
+                raise
+            return UNBOUNDED
+
+    async def return_lease(self, lease: str, request: ReturnLease) -> None:
+        headers = self.headers(request.session, request.attempt)
+        await self._post(f"/v1/leases/{quote(lease, safe='')}/return", request, Renewed, headers)
+
+    async def open_leases(self, uid: SessionUid, attempt: int) -> list[OpenLease]:
+        path = f"/v1/leases?session={quote(uid, safe='')}"
+        try:
+            read = await self._call("GET", path, None, self.headers(uid, attempt))
+            return msgspec.msgpack.decode(read, type=list[OpenLease])
+        except NotFoundError as error:
+            if NO_ROUTE not in error.message:
+                raise
+            return []
 
     async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
         async with self._artifact("HEAD", owner, key) as response:
@@ -177,17 +213,24 @@ class LedgerClient:
         return headers | ({"Authorization": f"Bearer {self.secret}"} if self.secret else {})
 
     async def _post(self, path: str, body: object, answer: type[T], headers: dict[str, str]) -> T:
+        read = await self._call("POST", path, msgspec.msgpack.encode(body), headers)
+        return msgspec.msgpack.decode(read, type=answer)
+
+    async def _call(
+        self, method: str, path: str, content: bytes | None, headers: dict[str, str]
+    ) -> bytes:
+        """The body of a good answer. Raises what the ledger reported, or LedgerAwayError."""
         try:
-            async with self._http.post(
-                self.base_url + path, data=msgspec.msgpack.encode(body), headers=headers
+            async with self._http.request(
+                method, self.base_url + path, data=content, headers=headers
             ) as response:
                 read = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise away(self.base_url, error) from error
-        if status < 400:
-            return msgspec.msgpack.decode(read, type=answer)
-        raise error_of(read, status, self.base_url)
+        if status >= 400:
+            raise error_of(read, status, self.base_url)
+        return read
 
 
 def _session_path(uid: SessionUid, what: str) -> str:

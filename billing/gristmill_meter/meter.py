@@ -201,6 +201,9 @@ class Meter:
                 driver.session.granted(sent_us, grants[beat.view.uid])
             if beat.view.uid in answer.inbox:
                 driver.inbox.look()
+            if answer.release_until_s is not None:
+                version = answer.budgets.get(beat.view.uid, 0)
+                driver.bank.heard(answer.leases, beat.leases, version, sent_us)
             driver.direct(answer.directives.get(beat.view.uid, "serve"))
 
     async def _watch_worker(self) -> None:

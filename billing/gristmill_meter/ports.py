@@ -6,6 +6,7 @@ from typing import BinaryIO, Protocol
 
 import msgspec
 
+from gristmill_contracts.budgets import LeaseAnswer, OpenLease, ReturnLease, TakeLease
 from gristmill_contracts.cluster_http import ArtifactInfo, HeartbeatAnswer
 from gristmill_contracts.errors import UnavailableError
 from gristmill_contracts.http import (
@@ -101,6 +102,14 @@ class Ledger(Protocol):
     async def ack_inbox(self, uid: SessionUid, request: AckInbox) -> None: ...
 
     async def archive(self, uid: SessionUid, request: ArchiveOperations) -> None: ...
+
+    async def take_lease(self, request: TakeLease) -> LeaseAnswer: ...
+
+    async def return_lease(self, lease: str, request: ReturnLease) -> None:
+        """Raises NotFoundError for one that the ledger does not know."""
+        ...
+
+    async def open_leases(self, uid: SessionUid, attempt: int) -> list[OpenLease]: ...
 
     async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
         """Of a file below the tenant's folder; None = there is none."""

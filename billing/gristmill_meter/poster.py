@@ -142,7 +142,8 @@ class Poster:
             session.pulse.ring()
         events = session.state.events
         while events and events[0][1].producer_seq <= seq:
-            events.popleft()
+            event = events.popleft()[1]
+            session.wallet.posted((event.stream, event.number))
 
     async def _move_to(self, expected_seq: int) -> None:
         """The ledger knows another number than we thought, as after a restored backup."""

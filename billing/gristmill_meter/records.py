@@ -40,6 +40,10 @@ class Record(msgspec.Struct, kw_only=True, array_like=True):
     streaming: bool = False
     key_id: str = ""
     """Id of the access key that submitted it."""
+    worst: Counts = NOTHING
+    may_wait: bool = True
+    lease: str = ""
+    """The budget lease under which it is billed."""
     breaks_accumulation: bool = False
     result: Body | None = None
     error: Problem | None = None

@@ -38,6 +38,7 @@ from gristmill_meter.views import (
     ServiceState,
     session_view,
 )
+from gristmill_meter.wallet import Wallet
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,9 @@ class Session:
     """When a bug of ours broke the session; 0 = never."""
     on_change: Callable[[], None] = lambda: None
     polls_held: int = 0
+    wallet: Wallet = field(default_factory=Wallet)
+    blocked: Problem | None = None
+    """No budget affords the operation that waits."""
     _announced: ServiceState | None = None
     _held: dict[Key, list[asyncio.Future[None]]] = field(default_factory=dict)
     _ending: deque[tuple[int, Key]] = field(default_factory=deque)
@@ -151,6 +155,7 @@ class Session:
             self.crashed(error)  # What is in memory cannot be trusted; the log can.
             raise
         number = self.log.append(payload, blob)
+        self._settle(frame, ended)
         for record in ended:
             self.started.discard(record.key)
             self._ending.append((number, record.key))
@@ -161,6 +166,17 @@ class Session:
         self.announce()
         self.pulse.ring()
         return number
+
+    def _settle(self, frame: Frame, ended: list[Record]) -> None:
+        """Put back what was reserved and not used."""
+        for record in ended:
+            if record.counts.total:
+                self.wallet.settle(record.key, record.counts)
+            else:
+                self.wallet.void(record.key)
+        if isinstance(frame, frames.Expired):
+            for number in frame.numbers:
+                self.wallet.void(("log", number))
 
     def _write_checkpoint(self) -> None:
         """Begin a segment with all that the log says so far, so that older ones can go.
@@ -209,8 +225,24 @@ class Session:
             started_us=record.started_us or self.now_us(),
             at_us=self.now_us(),
             counts=counts,
+            lease=record.lease,
         )
         self.write(failed)
+
+    def refuse(self, record: Record, error: GristmillError) -> None:
+        """Fail an operation that was never dispatched."""
+        now_us = self.now_us()
+        self.write(
+            frames.Failed(
+                stream=record.stream,
+                number=record.number,
+                error=Problem(code=error.code, message=error.message),
+                index=0,
+                wall_us=0,
+                started_us=now_us,
+                at_us=now_us,
+            )
+        )
 
     # --- held polls ------------------------------------------------------------------------------
 
@@ -296,7 +328,7 @@ class Session:
             return "Draining"
         if not (self.admitted and self.serves):
             return "Recovering"
-        if self.state.missing_number is not None:
+        if self.blocked is not None or self.state.missing_number is not None:
             return "Blocked"
         return "Serving" if self.worker_ready else "Recovering"
 
@@ -395,6 +427,8 @@ class Session:
         error = self.broken or self.log.failure
         if error is not None and view.error is None:
             view.error = Problem(code=error.code, message=error.message, retryable=error.retryable)
+        if view.error is None and view.state == "Blocked":
+            view.error = self.blocked
         return view
 
     def check_log(self) -> None:

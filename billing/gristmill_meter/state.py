@@ -46,6 +46,8 @@ def _intent(state: SessionState, frame: frames.Intent) -> list[Record]:
         room_bytes=frame.room_bytes,
         streaming=frame.streaming,
         key_id=frame.key,
+        worst=frame.worst,
+        may_wait=frame.may_wait,
     )
     _receive(state, record, frame.at_us)
     state.open_keys[record.key] = None
@@ -98,7 +100,7 @@ def _result(state: SessionState, frame: frames.Result) -> list[Record]:
     record = _end(state, state.records[frame.stream, frame.number], "Completed", frame.at_us)
     record.result, record.counts = frame.result, frame.counts
     record.checksum, record.fingerprint = frame.checksum, frame.fingerprint
-    record.started_us = frame.started_us
+    record.started_us, record.lease = frame.started_us, frame.lease
     if frame.default_adapter is not None:
         state.default_adapter = frame.default_adapter
     _executed(state, record, frame.index, frame.wall_us)
@@ -122,7 +124,7 @@ def _failed(state: SessionState, frame: frames.Failed) -> list[Record]:
     record = _end(state, state.records[frame.stream, frame.number], "Failed", frame.at_us)
     record.error, record.started_us = frame.error, frame.started_us
     _executed(state, record, frame.index, frame.wall_us)
-    record.counts = frame.counts or Counts()
+    record.counts, record.lease = frame.counts or Counts(), frame.lease
     record.payload = None
     if frame.counts is not None:
         _bill(state, record, "usage", "aborted")
@@ -178,7 +180,7 @@ def _end(state: SessionState, record: Record, how: OperationState, at_us: int) -
 def _progress(state: SessionState, frame: frames.Progress) -> list[Record]:
     record = state.records["log", frame.number]
     record.progress_prompt, record.progress_tokens = frame.prompt_tokens, frame.tokens
-    record.started_us = frame.started_us
+    record.started_us, record.lease = frame.started_us, frame.lease
     return []
 
 
@@ -229,6 +231,7 @@ def _bill(state: SessionState, record: Record, kind: UsageKind, outcome: Outcome
         op_start_us=record.started_us,
         op_end_us=record.ended_us,
         key=record.key_id,
+        lease=record.lease,
     )
     state.events.append((state.frames, event))
     if kind == "usage":

@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import (
+    BudgetExhaustedError,
     GristmillError,
     InvalidRequestError,
     UnavailableError,
@@ -17,12 +19,15 @@ from gristmill_contracts.http import Problem, StreamChunk, Submit
 from gristmill_contracts.operations import Sample, SampledSequence, SampleResult, tensor
 from gristmill_contracts.usage import Counts
 from gristmill_meter import frames
+from gristmill_meter.bank import Bank
 from gristmill_meter.link import WorkerLink
 from gristmill_meter.ports import ExecuteCall, WorkerLostError
 from gristmill_meter.records import Record
 from gristmill_meter.session import Session
 
 logger = logging.getLogger(__name__)
+
+_samples: Final = msgspec.msgpack.Decoder(Sample)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +36,7 @@ class TokenStream:
 
     session: Session
     link: WorkerLink
+    bank: Bank
     record: Record
     chunks: asyncio.Queue[StreamChunk] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
     abandoned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -38,6 +44,8 @@ class TokenStream:
     _logprobs: list[float] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _started_us: int = 0
+    _afforded: int | None = None
+    """Tokens that the budgets left afford, where that is less than what was asked for."""
 
     async def read(self) -> AsyncGenerator[StreamChunk, None]:
         """Chunks up to the final one or an error. Closing the generator abandons the stream."""
@@ -63,6 +71,8 @@ class TokenStream:
             await asyncio.wait([leaving, moving])
         why = "the client went away"
         error = None if moving.cancelled() else moving.exception()
+        if isinstance(error, BudgetExhaustedError) and not self.record.terminal:
+            self.session.refuse(self.record, error)
         if isinstance(error, GristmillError):
             why = error.message
         elif error is not None:
@@ -95,6 +105,7 @@ class TokenStream:
     async def _move(self) -> None:
         session = self.session
         content = await session.log.read_body(_payload(self.record))
+        content = await self._covered(content)
         call = ExecuteCall(
             index=0,
             op_id=str(session.state.op_id(self.record)),
@@ -116,13 +127,41 @@ class TokenStream:
         finally:
             await source.aclose()
 
+    async def _covered(self, content: bytes) -> bytes:
+        """The operation with no more tokens than the budgets afford. Raises BudgetExhaustedError."""
+        operation = _samples.decode(content)
+        most = await self.bank.cover_stream(self.record, operation)
+        if most >= self.record.worst.sample:
+            return content
+        self._afforded = most
+        params = msgspec.structs.replace(operation.params, max_tokens=most)
+        return msgspec.msgpack.encode(msgspec.structs.replace(operation, params=params))
+
+    def _mark_cut(self, chunk: StreamChunk) -> None:
+        """Say why a stream is shorter than was asked for."""
+        if chunk.final == "length" and self._afforded == len(self._tokens):
+            chunk.budget = Problem(
+                code=BudgetExhaustedError.code,
+                message=f"the budget affords {self._afforded} tokens of this answer; raise it for more",
+            )
+
+    def _check_reserved(self, chunk: StreamChunk) -> None:
+        """A prompt that is longer than was reserved for: nothing of it has left, and nothing leaves."""
+        used = Counts(prefill=chunk.prompt_tokens, sample=len(self._tokens) + len(chunk.tokens))
+        if not self.session.wallet.covers(self.record.key, used):
+            raise BudgetExhaustedError(
+                f"the prompt has {chunk.prompt_tokens} tokens, more than the budgets afford"
+            )
+
     async def _flush(self, chunk: StreamChunk) -> None:
         """Make a chunk durable, then hand it to the reader."""
         session = self.session
         chunk.number = self.record.number
+        self._check_reserved(chunk)
         self._tokens += chunk.tokens
         self._logprobs += chunk.logprobs
         self._text.append(chunk.text)
+        self._mark_cut(chunk)
         if chunk.final is None:
             frame = session.write(
                 frames.Progress(
@@ -131,6 +170,7 @@ class TokenStream:
                     tokens=len(self._tokens),
                     started_us=self._started_us,
                     at_us=session.now_us(),
+                    lease=session.wallet.lease_of(self.record.key),
                 )
             )
         else:
@@ -170,6 +210,7 @@ class TokenStream:
                 default_adapter=None,
                 started_us=self._started_us,
                 at_us=session.now_us(),
+                lease=session.wallet.lease_of(self.record.key),
             ),
             blob,
         )

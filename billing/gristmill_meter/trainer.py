@@ -6,6 +6,7 @@ from typing import Final
 
 from gristmill_contracts.errors import GristmillError
 from gristmill_meter import frames
+from gristmill_meter.bank import Bank
 from gristmill_meter.decisions import next_train, snapshot_due
 from gristmill_meter.execution import Execution
 from gristmill_meter.link import WorkerLink
@@ -21,6 +22,7 @@ class Trainer:
     session: Session
     link: WorkerLink
     execution: Execution
+    bank: Bank
     _no_snapshot_before_us: int = 0
 
     async def run(self) -> None:
@@ -42,6 +44,8 @@ class Trainer:
                 await self._idle()
             elif decision.verb == "skip":
                 session.skip([decision.record.key], decision.reason)
+            elif not self.bank.covers(decision.record):
+                await self._idle()
             else:
                 await self.execution.run(decision.record, session.state.executed_count + 1)
 

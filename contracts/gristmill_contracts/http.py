@@ -102,6 +102,8 @@ class Submit(msgspec.Struct, kw_only=True):
     operation: Operation
     key: str = ""
     """Id of the access key that the request was signed with; it is no secret."""
+    may_wait: bool = True
+    """False: its client waits for the answer itself; it fails at once where a budget does not afford it."""
 
 
 class Refuse(msgspec.Struct, kw_only=True):
@@ -162,6 +164,8 @@ class StreamChunk(msgspec.Struct, kw_only=True):
     error: Problem | None = None
     number: int = 0
     """The operation's number in stream `log`; set by the meter."""
+    budget: Problem | None = None
+    """With `final`: the stream was cut because a budget affords no more."""
 
 
 # --- meter and worker ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from gristmill_contracts import limits
+from gristmill_contracts.budgets import LeaseAnswer, OpenLease, ReturnLease, TakeLease
 from gristmill_contracts.cluster_http import ArtifactInfo, Directive, HeartbeatAnswer
 from gristmill_contracts.errors import (
     ConflictError,
@@ -36,6 +37,7 @@ from gristmill_contracts.inbox import (
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_meter.clocks import boottime_us
 from gristmill_meter.ports import LedgerAwayError, Owner, SequenceGapError
+from gristmill_testing.fake_budgets import FakeBudgets
 
 
 @dataclass(slots=True)
@@ -68,6 +70,9 @@ class FakeLedger:
     checkpoint_error: GristmillError | None = None
     calls: Counter[str] = field(default_factory=Counter)
     clock_us: Callable[[], int] = boottime_us
+    budgets: FakeBudgets = field(default_factory=FakeBudgets)
+    lose_leases: int = 0
+    """So many leases are granted and their answers lost."""
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """(acked_seq, head_seq) of usage that no log holds any more."""
     grants: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -113,6 +118,7 @@ class FakeLedger:
             if event.producer_seq != acked + 1:
                 raise SequenceGapError("a gap", acked + 1)
             self.events.append(event)
+            self.budgets.post(event)
             acked += 1
         self.cursors[batch.producer] = acked
         if self.lose_answers > 0:
@@ -142,6 +148,8 @@ class FakeLedger:
         known = {beat.view.uid: beat.view.attempt for beat in heartbeats}
         return HeartbeatAnswer(
             release_until_s=self._grants(heartbeats),
+            leases=self.budgets.renew([lease for beat in heartbeats for lease in beat.leases]),
+            budgets={beat.view.uid: self.budgets.version for beat in heartbeats},
             directives={
                 uid: told.desired
                 for uid, told in self.directives.items()
@@ -189,6 +197,24 @@ class FakeLedger:
         self._answer("archive")
         for each in request.operations:
             self.archived.setdefault((uid, each.stream, each.number), each)
+
+    async def take_lease(self, request: TakeLease) -> LeaseAnswer:
+        self._answer("take_lease")
+        if request.attempt < self.attempts.get(request.session, 0):
+            raise FencedError(f"attempt {request.attempt} of {request.session} is older than known")
+        answer = self.budgets.take(request)
+        if self.lose_leases > 0:
+            self.lose_leases -= 1
+            raise LedgerAwayError("the answer was lost")
+        return answer
+
+    async def return_lease(self, lease: str, request: ReturnLease) -> None:
+        self._answer("return_lease")
+        self.budgets.give_back(lease, request)
+
+    async def open_leases(self, uid: SessionUid, attempt: int) -> list[OpenLease]:
+        self._answer("open_leases")
+        return self.budgets.open_leases(uid)
 
     async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
         self._answer("artifact_sha256")

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from gristmill_contracts import http, inbox
+from gristmill_contracts.budgets import Renewed, ReturnLease, TakeLease
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.ids import SessionUid
 from gristmill_meter.ports import ExecuteCall, SequenceGapError, WorkerLostError
@@ -96,7 +97,23 @@ def ledger_app(ledger: FakeLedger) -> web.Application:
         body = msgspec.msgpack.decode(await request.read(), type=list[http.Heartbeat])
         return _answer(await ledger.post_heartbeats(body))
 
+    async def take_lease(request: web.Request) -> web.Response:
+        body = msgspec.msgpack.decode(await request.read(), type=TakeLease)
+        return _answer(await ledger.take_lease(body))
+
+    async def return_lease(request: web.Request) -> web.Response:
+        body = msgspec.msgpack.decode(await request.read(), type=ReturnLease)
+        lease = request.match_info["lease"]
+        await ledger.return_lease(lease, body)
+        return _answer(Renewed(id=lease, expires_in_s=0, rest={}))
+
+    async def open_leases(request: web.Request) -> web.Response:
+        return _answer(await ledger.open_leases(SessionUid(request.query["session"]), 0))
+
     app = web.Application(client_max_size=2**26)
+    app.router.add_post("/v1/leases", guarded(take_lease))
+    app.router.add_get("/v1/leases", guarded(open_leases))
+    app.router.add_post("/v1/leases/{lease}/return", guarded(return_lease))
     app.router.add_post("/v1/producers", guarded(producers))
     app.router.add_post("/v1/usage/batches", guarded(batches))
     app.router.add_post("/v1/checkpoints", guarded(checkpoints))
