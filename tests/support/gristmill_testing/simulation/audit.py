@@ -43,7 +43,7 @@ class Audit:
     def refused(self, op: ClientOp, problem: Problem) -> None:
         self.world.note("refused", op.uid[:4], op.stream, op.number, problem.code, problem.message)
         op.refusal = problem
-        if op.uid in self.world.keeper.lost:
+        if op.uid in self.world.keeper.lost or op.uid in self.world.keeper.stopped:
             return
         if problem.code == "not_found" and op.operation_id:
             op.gone = True
@@ -225,8 +225,9 @@ class Audit:
             if op.refused_number:
                 continue
             if op.view is None or op.view.state != "Completed":
-                told = op.view.state if op.view else "nothing"
-                self.fail(f"{_name(op)} was told as {told}")
+                if op.uid not in self.world.cut_short:
+                    told = op.view.state if op.view else "nothing"
+                    self.fail(f"{_name(op)} was told as {told}")
                 return
             name = str(OpId(op.uid, "train", op.number or 0))
             call = ExecuteCall(index=1, op_id=name, operation=msgspec.Raw(b""))

@@ -231,7 +231,7 @@ class Client:
             if view is not None and view.state in TERMINAL_STATES:
                 self.world.audit.held(op, view)
                 return
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05 if self.world.loop.now < 100 else 0.5)
 
     async def fetch_again(self, op: ClientOp) -> None:
         """At the end: what was fetched once can be fetched again."""

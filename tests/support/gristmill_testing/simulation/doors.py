@@ -17,6 +17,7 @@ from gristmill_contracts.session import TrainingSession
 from gristmill_gateway.body import ClientGoneError
 from gristmill_gateway.directory import Directory
 from gristmill_gateway.hold import hold
+from gristmill_gateway.ledger_client import LedgerClient
 from gristmill_gateway.meter_client import MeterClient
 from gristmill_gateway.meters import Meters
 from gristmill_gateway.operation_ids import make_operation_id, read_operation_id
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 KEY = b"k" * 32
 HOLD_S = 8.0
-RESULT_WAIT_S = 10.0
 STATUSES = {
     "not_found": 404,
     "conflict": 409,
@@ -57,7 +57,8 @@ class SimStore:
 
     def list(self, kind: type[R], namespace: str | None = None) -> list[R]:
         assert kind is TrainingSession
-        return cast("list[R]", list(self.sessions.values()))
+        found = self.sessions.values()
+        return cast("list[R]", [s for s in found if namespace in (None, s.metadata.namespace)])
 
     def get(self, kind: type[R], namespace: str, name: str) -> R:
         found = (self.endpoints if kind is EndpointSecret else self.sessions).get(name)
@@ -65,11 +66,15 @@ class SimStore:
             raise NotFoundError(f"there is no {name}")
         return cast(R, found)
 
-    def put_endpoint(self, name: str, uid: str, attempt: int, host: str, secret: str) -> None:
+    def put_endpoint(
+        self, name: str, namespace: str, uid: str, attempt: int, host: str, secret: str
+    ) -> None:
         spec = EndpointSecretSpec(
             session_uid=uid, attempt=attempt, endpoint=f"http://{host}", secret=secret
         )
-        self.endpoints[name] = EndpointSecret(metadata=Metadata(name=name), spec=spec)
+        self.endpoints[name] = EndpointSecret(
+            metadata=Metadata(name=name, namespace=namespace), spec=spec
+        )
         self.changes += 1
 
 
@@ -87,17 +92,18 @@ class Gateway:
         world = self.world
         process = self.process = Process(world.loop, f"{self.name}.{self.lives}", self.name)
         directory = Directory(cast(Any, world.store))
-        client = MeterClient(cast(Any, SimHttp(world.net, process)))
+        http = cast(Any, SimHttp(world.net, process))
+        client, ledger = MeterClient(http), LedgerClient(http, "http://ledger")
         draining = asyncio.Event()
         context = RuntimeContext(
             store=cast(Any, world.store),
             directory=directory,
-            ledger=cast(Any, None),
+            ledger=ledger,
             meters=Meters(directory=directory, client=client, room=WaitingRoom(HOLD_S, draining)),
             metrics=cast(Any, None),
             operation_key=KEY,
             token_key=KEY,
-            result_wait_s=RESULT_WAIT_S,
+            result_wait_s=world.plan.result_wait_s,
             draining=draining,
         )
         world.net.serve(self.name, process, Door(world, context))

@@ -27,6 +27,7 @@ class Keeper:
         self.attempts: dict[SessionUid, int] = {}
         self.lost: dict[SessionUid, str] = {}
         """Sessions whose volume was destroyed, or whose log may have been."""
+        self.stopped: set[SessionUid] = set()
         self.process = Process(world.loop, "operator", "operator")
         self._pods_made = 0
 
@@ -73,7 +74,7 @@ class Keeper:
             alpha=16,
             seed=1,
             checkpoint_group="checkpoints",
-            desired="serve",
+            desired="stop" if uid in self.stopped else "serve",
         )
         self.world.note("attempt", uid, attempt, pod.name)
         # Gateways hear of it a moment later, by their watch.
@@ -81,6 +82,7 @@ class Keeper:
             self.world.rng.random() * 0.3,
             self.world.store.put_endpoint,
             self.world.names[uid],
+            self.world.tenant_of[uid],
             uid,
             attempt,
             pod.meter_host,
@@ -198,7 +200,14 @@ class Keeper:
             self._revive_meter(pod)
             self._revive_worker(pod)
 
+    def stop(self, uid: SessionUid) -> None:
+        """The session is to end, whichever attempt serves it."""
+        self.stopped.add(uid)
+        pod = self.pods[uid]
+        pod.assigned[uid] = msgspec.structs.replace(pod.assigned[uid], desired="stop")
+        for client in self.world.clients:
+            client.stop |= client.uid == uid
+
     def stop_all(self) -> None:
-        for pod in self.pods.values():
-            for uid, assignment in list(pod.assigned.items()):
-                pod.assigned[uid] = msgspec.structs.replace(assignment, desired="stop")
+        for uid in self.pods:
+            self.stop(uid)

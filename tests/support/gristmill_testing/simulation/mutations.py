@@ -85,7 +85,7 @@ MUTATIONS = (
     Mutation(
         name="a torn tail stays in the log",
         where="gristmill_meter.log:SessionLog._resume_segment",
-        old="self.disk.truncate(path, end)",
+        old="self.disk.truncate(path, content.end)",
         new="pass",
         seed=0,
     ),
@@ -105,7 +105,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="an operation that is sent again runs again",
-        where="gristmill_meter.decisions:_same_operation",
+        where="gristmill_contracts.admission:same_operation",
         old="if by_number.body_hash == submit.body_hash:",
         new='if by_number.state == "Completed":\n            return None\n        if by_number.body_hash == submit.body_hash:',
         seed=0,

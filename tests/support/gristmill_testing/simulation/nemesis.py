@@ -63,6 +63,8 @@ class Nemesis:
             "backup": (0.5, self._backup),
         }
         kept = {name: fault for name, fault in known.items() if self.rng.random() < 0.7}
+        if self.rng.random() < 0.15:
+            kept["stop"] = (1, self._stop)
         if not self.world.plan.embedded and self.rng.random() < 0.6:
             kept["take_over"] = (2, self._take_over)
         if self._once < 0.12 and not self.world.plan.embedded:
@@ -177,6 +179,10 @@ class Nemesis:
     def _take_over(self) -> None:
         uids = list(self.world.names)
         self.world.keeper.take_over(self.rng.choice(uids))
+
+    def _stop(self) -> None:
+        """Somebody ends a session while its client works."""
+        self.world.keeper.stop(self.rng.choice(list(self.world.names)))
 
     def _destroy(self) -> None:
         if self._struck:

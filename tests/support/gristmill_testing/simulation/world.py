@@ -40,6 +40,7 @@ class Plan:
     steps: int
     chaos_s: float
     disk_s: float
+    result_wait_s: float
 
     @property
     def registers_first(self) -> bool:
@@ -53,6 +54,7 @@ def make_plan(rng: random.Random) -> Plan:
         steps=rng.randint(6, 14),
         chaos_s=rng.uniform(15, 60),
         disk_s=rng.choice([0.004, 0.004, 0.05, 0.4]),
+        result_wait_s=rng.choice([0.15, 10.0, 10.0]),
     )
 
 
@@ -99,6 +101,8 @@ class World:
         self.gateways = [Gateway(self, f"gateway-{at}") for at in range(2)]
         self.clients: list[Client] = []
         self.fetchable: dict[SessionUid, set[int]] = {}
+        self.cut_short: set[SessionUid] = set()
+        """Sessions that were stopped while their clients worked."""
         self._boots = 0
         self._views: dict[SessionUid, Counts] = {}
         self._streams: dict[SessionUid, set[int]] = {}
@@ -133,6 +137,7 @@ class World:
         await self._finish(work, "the clients")
         await self._fetch_again()
         self._look_at_logs()
+        self.cut_short = set(self.keeper.stopped)
         self.keeper.stop_all()
         await self.until(self._shipped, "everything shipped and closed")
         self._look_at_logs()
@@ -143,7 +148,12 @@ class World:
             uid = SessionUid(f"{at + 1}1111111-2222-4333-8444-555555555555")
             name = self.names[uid] = f"run-{at}"
             self.tenant_of[uid] = "acme" if at == 0 or self.rng.random() < 0.6 else "other"
-            meta = Metadata(name=name, annotations={labels.SESSION_ID: uid}, uid=uid)
+            meta = Metadata(
+                name=name,
+                namespace=self.tenant_of[uid],
+                annotations={labels.SESSION_ID: uid},
+                uid=uid,
+            )
             spec = TrainingSessionSpec(base_model_ref=BaseModelRef(name="fake"))
             session = TrainingSession(metadata=meta, spec=spec)
             session.status.state = "Running"
@@ -172,7 +182,7 @@ class World:
         """Point 3: what is billed stays fetchable. And what was abandoned is unharmed."""
         work = []
         for client in self.clients:
-            if client.uid in self.keeper.lost:
+            if client.uid in self.keeper.lost or client.uid in self.keeper.stopped:
                 continue
             held = [op for op in client.operations if op.view is not None and op.operation_id]
             for op in held:
