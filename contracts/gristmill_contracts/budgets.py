@@ -59,14 +59,6 @@ Source = Literal["manual", "resource"]
 TOKENS: Final = "tokens"
 """The unit of a budget in tokens. Any other unit is an ISO 4217 code: pico-units of that currency."""
 
-TENANT_BUDGET: Final = "tenant"
-"""Name of the budget that Tenant.spec.budget becomes."""
-
-
-def session_budget(uid: SessionUid) -> str:
-    """Name of the budget that the spec.budget of a TrainingSession becomes."""
-    return f"session-{uid}"
-
 
 # --- leases: meter and ledger --------------------------------------------------------------------
 

@@ -33,6 +33,21 @@ def micros_from_decimal(text: str) -> int:
     return int(micros)
 
 
+def pico_from_decimal(text: str) -> int:
+    """An amount in units of currency, as pico-units.
+
+    Raises ValueError if the text has more than twelve decimals or is no number.
+    """
+    try:
+        value = Decimal(text)
+    except ArithmeticError as error:
+        raise ValueError(f"amount {text!r} is not a decimal number; write it like 12.50") from error
+    pico = value * PICO_PER_UNIT if value.is_finite() else Decimal("0.5")
+    if pico != pico.to_integral_value():
+        raise ValueError(f"amount {text!r} has more than 12 decimals; round it")
+    return int(pico)
+
+
 def format_pico(pico: int, decimals: int = 6) -> str:
     """Pico-units of currency as a decimal string of units, rounded half to even for display only."""
     return f"{(Decimal(pico) / PICO_PER_UNIT):.{decimals}f}"

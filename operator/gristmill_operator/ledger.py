@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from gristmill_contracts import limits
+from gristmill_contracts.budgets import BudgetPage, BudgetView, PutBudget, ScopeType
 from gristmill_contracts.cluster_http import Directive, UsageGap
 from gristmill_contracts.errors import GristmillError, UnavailableError, error_from
 from gristmill_contracts.http import (
@@ -54,6 +55,22 @@ class LedgerClient:
 
     async def record_gap(self, uid: SessionUid, gap: UsageGap) -> None:
         await self._ask("POST", f"/v1/sessions/{uid}/gaps", Empty, message=gap)
+
+    async def put_budget(self, tenant: str, name: str, budget: PutBudget) -> BudgetView:
+        path = f"/v1/budgets/{_quoted(tenant)}/{_quoted(name)}"
+        return await self._ask("PUT", path, BudgetView, message=budget)
+
+    async def list_budgets(
+        self, tenant: str, scope_type: ScopeType, scope: str
+    ) -> list[BudgetView]:
+        """A resource has few: they are of one page."""
+        query = f"tenant={_quoted(tenant)}&scope_type={scope_type}&scope={_quoted(scope)}"
+        page = await self._ask("GET", f"/v1/budgets?{query}&limit=1000", BudgetPage)
+        return page.budgets
+
+    async def end_budget(self, tenant: str, name: str) -> None:
+        path = f"/v1/budgets/{_quoted(tenant)}/{_quoted(name)}?source=resource"
+        await self._ask("DELETE", path, Empty)
 
     async def heartbeats(self, after: int, wait_s: float) -> HeartbeatPage:
         """Held by the ledger until something changed behind `after`, or `wait_s` passed."""

@@ -7,6 +7,7 @@ import aiohttp
 import msgspec
 
 from gristmill_contracts import limits
+from gristmill_contracts.budgets import BudgetPage, BudgetView, PutBudget, ScopeType
 from gristmill_contracts.errors import GristmillError, UnavailableError, error_from
 from gristmill_contracts.http import (
     CONTENT_TYPE,
@@ -42,6 +43,24 @@ class LedgerClient:
 
     async def register_session(self, session: RegisterSession) -> None:
         await self._ask("POST", "/v1/sessions", Empty, message=session)
+
+    async def put_budget(self, tenant: str, name: str, budget: PutBudget) -> BudgetView:
+        path = f"/v1/budgets/{quote(tenant, safe='')}/{quote(name, safe='')}"
+        return await self._ask("PUT", path, BudgetView, message=budget)
+
+    async def list_budgets(
+        self, tenant: str, scope_type: ScopeType, scope: str
+    ) -> list[BudgetView]:
+        """A resource has few: they are of one page."""
+        query = (
+            f"tenant={quote(tenant, safe='')}&scope_type={scope_type}&scope={quote(scope, safe='')}"
+        )
+        page = await self._ask("GET", f"/v1/budgets?{query}&limit=1000", BudgetPage)
+        return page.budgets
+
+    async def end_budget(self, tenant: str, name: str) -> None:
+        path = f"/v1/budgets/{quote(tenant, safe='')}/{quote(name, safe='')}?source=resource"
+        await self._ask("DELETE", path, Empty)
 
     async def heartbeats(self, after: int) -> HeartbeatPage:
         """Held by the ledger until something changed behind `after`, or BEAT_WAIT_S passed."""
