@@ -5,7 +5,6 @@ server. A cluster whose pods have addresses from elsewhere (pools of a CNI, a cl
 nowhere, nor does one tell the range of its Services: for those the chart has values.
 """
 
-import asyncio
 import ipaddress
 import logging
 import time
@@ -14,7 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import GristmillError
+from gristmill_contracts.errors import (
+    ForbiddenError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from gristmill_operator.kinds import ENDPOINT_SLICES, NODES, SERVICES, Kind
 from gristmill_operator.seams import Cache, Cluster, Json
 
@@ -41,9 +45,11 @@ class OwnAddresses:
     _known: tuple[frozenset[str], tuple[str, ...]] = field(default=(frozenset(), ()))
 
     async def cidrs(self) -> tuple[str, ...]:
-        """Ranges in a fixed order, not too many, none within another."""
+        """Ranges in a fixed order, not too many, none within another.
+
+        Raises what the API server's silence is, where it never told of itself: policies without it would be open.
+        """
         if self.clock() - self._asked_at >= ASK_EVERY_S:
-            self._asked_at = self.clock()
             await self._ask()
         shown = frozenset(each for node in self.cache.list(NODES) for each in of_node(node))
         shown |= self._api
@@ -52,21 +58,23 @@ class OwnAddresses:
         return self._known[1]
 
     async def _ask(self) -> None:
-        service, slice_ = await asyncio.gather(self._get(SERVICES), self._get(ENDPOINT_SLICES))
-        found = {*of_service(service or {}), *of_slice(slice_ or {})}
-        if service is None or slice_ is None:
-            # Better too much than what is not known just now.
-            found |= self._api
-        self._api = frozenset(found)
+        try:
+            service, slice_ = await self._get(SERVICES), await self._get(ENDPOINT_SLICES)
+        except (UnavailableError, OverloadedError):
+            if not self._api:
+                raise
+            return
+        self._asked_at = self.clock()
+        self._api = frozenset((*of_service(service), *of_slice(slice_)))
 
-    async def _get(self, kind: Kind) -> Json | None:
+    async def _get(self, kind: Kind) -> Json:
+        """Empty where there is none, or no right to see it."""
         try:
             return await self.cluster.get(kind, API_NAMESPACE, API_NAME)
-        except GristmillError as error:
-            logger.warning(
-                "api_addresses_unknown", extra={"kind": kind.plural, "reason": error.message}
-            )
-            return None
+        except (NotFoundError, ForbiddenError) as error:
+            extra = {"kind": kind.plural, "reason": error.message}
+            logger.warning("api_addresses_unknown", extra=extra)
+            return {}
 
 
 def of_node(node: Json) -> frozenset[str]:

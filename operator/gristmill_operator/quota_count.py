@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gristmill_contracts.errors import NotFoundError
+from gristmill_contracts.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from gristmill_contracts.resources import format_time, parse_time
 from gristmill_operator.children.manifest import Manifest
 from gristmill_operator.children.quota import NAME
@@ -26,7 +26,8 @@ NOTHING: Final = "count/recounts.gristmill.dev"
 """The bound of what nobody can make: there is no such kind."""
 ASKED_AT: Final = "gristmill.dev/recount-asked-at"
 """Annotation of the quota: when the cluster was asked last to count it."""
-RECOUNT_EVERY_S: Final = 30.0
+RECOUNT_EVERY_S: Final = 35.0
+"""Longer than the controller's period: what is as old as the quota is known to it by then."""
 YOUNG_S: Final = 600.0
 RECOUNT_OLD_EVERY_S: Final = 300.0
 """Of a quota that was not counted for so long, the cause is not a kind that is new."""
@@ -71,8 +72,13 @@ async def keep_counted(cluster: Cluster, namespace: str, now_us: int) -> Count:
         patches = patches[1:]
     else:
         return count
-    for patch in patches:
-        await cluster.merge_patch(RESOURCE_QUOTAS, namespace, NAME, patch)
+    try:
+        for patch in patches:
+            await cluster.merge_patch(RESOURCE_QUOTAS, namespace, NAME, patch)
+    except (ForbiddenError, InvalidRequestError) as error:
+        # Somebody's policy: then it takes the minutes that it takes.
+        extra = {"namespace": namespace, "reason": error.message}
+        logger.warning("quota_recount_refused", extra=extra)
     return count
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import ForbiddenError
+from gristmill_contracts.errors import ForbiddenError, GristmillError, UnavailableError
 from gristmill_operator.cache import ObjectCache
 from gristmill_operator.children.network import egress_to, refused_cidrs, tenant_policies
 from gristmill_operator.children.options import NetworkOptions, beside
@@ -45,14 +45,14 @@ class Api:
 
     def __init__(self) -> None:
         self.asked = 0
-        self.refuses = False
+        self.failure: GristmillError | None = None
         self.service: Json = SERVICE
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Json:
         assert (namespace, name) == ("default", "kubernetes")
         self.asked += 1
-        if self.refuses:
-            raise ForbiddenError("no")
+        if self.failure is not None:
+            raise self.failure
         return self.service if kind == SERVICES else SLICE
 
 
@@ -76,16 +76,28 @@ async def test_nodes_their_pods_and_the_api_server_are_known() -> None:
     assert found == tuple(dict.fromkeys(found))
 
 
-async def test_the_api_server_is_asked_once_a_minute_and_what_it_said_outlives_a_refusal() -> None:
+async def test_an_api_server_that_never_told_of_itself_opens_nothing() -> None:
+    """The look at the tenant fails, and comes again; policies with it in reach are not written."""
+    api = Api()
+    own = OwnAddresses(cluster=api, cache=seen(node()))  # type: ignore[arg-type]
+    api.failure = UnavailableError("away")
+    with pytest.raises(UnavailableError):
+        await own.cidrs()
+    api.failure = ForbiddenError("no such right")
+    assert holds(await own.cidrs(), "172.30.0.2")
+
+
+async def test_the_api_server_is_asked_once_a_minute_and_what_it_said_outlives_its_silence() -> (
+    None
+):
     api, clock, cache = Api(), HandClock(), seen(node())
     own = OwnAddresses(cluster=api, cache=cache, clock=clock)  # type: ignore[arg-type]
     first = await own.cidrs()
     assert (await own.cidrs(), api.asked) == (first, 2)
-    api.refuses = True
+    api.failure = UnavailableError("away")
     clock.pass_s(ASK_EVERY_S)
-    assert (await own.cidrs(), api.asked) == (first, 4)
-    api.refuses, api.service = False, {"spec": {"clusterIP": "10.96.0.9"}}
-    clock.pass_s(ASK_EVERY_S)
+    assert await own.cidrs() == first
+    api.failure, api.service = None, {"spec": {"clusterIP": "10.96.0.9"}}
     found = await own.cidrs()
     assert holds(found, "10.96.0.9")
     assert not holds(found, "10.96.0.1")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gristmill_contracts.errors import NotFoundError
+from gristmill_contracts.errors import ForbiddenError, NotFoundError
 from gristmill_contracts.resources import parse_time
 from gristmill_operator.quota_count import (
     ASKED_AT,
@@ -105,6 +105,16 @@ async def test_asking_changes_the_bounds_and_changes_them_back_and_opens_none() 
     again = await keep_counted(api, "gm-a", at(RECOUNT_EVERY_S + 1))  # type: ignore[arg-type]
     assert list(again.missing) == [SESSIONS]
     assert len(api.bounds) == 2
+
+
+async def test_a_policy_that_lets_nobody_change_a_quota_is_waited_out() -> None:
+    class Closed(Api):
+        async def merge_patch(self, *_: Any) -> Json:
+            raise ForbiddenError("a policy")
+
+    found = await keep_counted(Closed(quota("pods")), "gm-a", at(RECOUNT_EVERY_S))  # type: ignore[arg-type]
+    assert list(found.missing) == [SESSIONS]
+    assert found.again_s
 
 
 async def test_what_an_asker_left_behind_is_taken_away() -> None:
