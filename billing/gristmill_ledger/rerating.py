@@ -121,7 +121,7 @@ def touched(
     # Grouped in the database: an hour has many rows of one session, model and rate.
     query = (
         select(_HOUR.tenant, _HOUR.bucket_us, _HOUR.session, _HOUR.model, _HOUR.rate)
-        .where(*_conditions(request), _HOUR.tenant >= (behind.tenant if behind else ""))
+        .where(*_conditions(request))
         .distinct()
     )
     rows = connection.execute(query).all()

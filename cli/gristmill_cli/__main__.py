@@ -2,7 +2,17 @@
 
 import typer
 
-from gristmill_cli.commands import env, keys, models, resources, status, up, usage
+from gristmill_cli.commands import (
+    charges,
+    env,
+    estimate,
+    keys,
+    models,
+    resources,
+    status,
+    up,
+    usage,
+)
 
 app = typer.Typer(
     name="gristmill",
@@ -18,6 +28,9 @@ app.command()(resources.get)
 app.command()(resources.describe)
 app.command()(resources.delete)
 app.command()(usage.usage)
+app.command()(charges.explain)
+app.command()(charges.rerate)
+app.command()(estimate.estimate)
 app.command()(status.status)
 app.command("doctor", hidden=True)(status.status)
 app.add_typer(models.app, name="models")

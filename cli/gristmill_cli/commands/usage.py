@@ -3,25 +3,19 @@
 import csv
 import json
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from gristmill_cli.cluster.ledger import LedgerAccess, ledger_access
-from gristmill_cli.errors import CommandError
+from gristmill_cli.cluster.ledger_json import Json, ask_json
 from gristmill_cli.local.instance import require_instance
-from gristmill_cli.local.ledger_client import reported
 from gristmill_cli.options import ClusterKeyFile, DataDir, LedgerUrl, find_layout
 from gristmill_cli.output import print_table, reports_errors
 from gristmill_contracts.units import PICO_PER_UNIT
 from gristmill_contracts.usage import TOKEN_TYPES
 
-Json = dict[str, Any]  # Any: rows of the ledger's JSON
-TIMEOUT_S: Final = 30
 MEASURES: Final = (*TOKEN_TYPES, "total", "operations")
 
 
@@ -40,13 +34,24 @@ def usage(
     ledger_url: LedgerUrl = "",
     cluster_key_file: ClusterKeyFile = None,
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Only of this tenant.")] = "",
+    project: Annotated[str, typer.Option(help="Only of this project.")] = "",
+    session: Annotated[str, typer.Option(help="Only of the session with this uid.")] = "",
+    key: Annotated[str, typer.Option(help="Only with this access key, named by its id.")] = "",
+    model: Annotated[str, typer.Option(help="Only of this base model.")] = "",
+    operation: Annotated[str, typer.Option(help="Only of this kind of operation.")] = "",
+    token_type: Annotated[
+        str, typer.Option(help="Only prefill, cached_prefill, sample or train.")
+    ] = "",
     group_by: Annotated[
         str,
         typer.Option(
-            help="Keys, with commas: tenant, project, session, model, operation, token_type."
+            help="Keys, with commas: tenant, project, session, key, model, operation, token_type."
         ),
     ] = "",
-    bucket: Annotated[str, typer.Option(help="none, minute, hour or day.")] = "none",
+    bucket: Annotated[str, typer.Option(help="none, minute, hour, day or month.")] = "none",
+    zone: Annotated[
+        str, typer.Option(help="Whose days and months, as Europe/Amsterdam; default UTC.")
+    ] = "",
     since: Annotated[str, typer.Option(help="From this time on, ISO 8601.")] = "",
     until: Annotated[str, typer.Option(help="Until before this time, ISO 8601.")] = "",
     attempts: Annotated[
@@ -59,6 +64,13 @@ def usage(
     access = ledger_access(url, cluster_key_file)
     parameters = {
         "tenant": tenant,
+        "project": project,
+        "session": session,
+        "key": key,
+        "model": model,
+        "operation": operation,
+        "token_type": token_type,
+        "zone": zone,
         "group_by": group_by,
         "bucket": bucket,
         "since": since,
@@ -82,17 +94,7 @@ def read_usage(ledger: LedgerAccess, parameters: dict[str, str]) -> Json:
     cursor: str | None = None
     while not answer or cursor is not None:
         query = {**parameters, **({"cursor": cursor} if cursor else {})}
-        url = f"{ledger.url}/v1/usage?{urllib.parse.urlencode(query)}"
-        request = urllib.request.Request(url, headers=ledger.headers)  # noqa: S310 - our ledger
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as page:  # noqa: S310
-                answer = json.load(page)
-        except urllib.error.HTTPError as error:
-            raise reported(error.code, error.read()) from error
-        except (OSError, ValueError) as error:
-            raise CommandError(
-                f"the ledger at {ledger.url} does not answer ({error}); see `gristmill status`"
-            ) from error
+        answer = ask_json(ledger, "/v1/usage", query)
         rows += answer["rows"]
         cursor = answer["next_cursor"]
     return {**answer, "rows": rows}
@@ -123,9 +125,10 @@ def totals(rows: list[Json]) -> Json:
 
 def exact_decimal(pico: int) -> str:
     """Pico-units as units: at least 6 decimals, up to 12 where they are needed."""
-    units, rest = divmod(pico, PICO_PER_UNIT)
+    units, rest = divmod(abs(pico), PICO_PER_UNIT)
     decimals = f"{rest:012d}"
-    return f"{units}.{decimals[:6]}{decimals[6:].rstrip('0')}"
+    sign = "-" if pico < 0 else ""
+    return f"{sign}{units}.{decimals[:6]}{decimals[6:].rstrip('0')}"
 
 
 def _print_csv(answer: Json, keys: list[str]) -> None:
@@ -144,6 +147,9 @@ def _print_table(answer: Json, keys: list[str]) -> None:
     if keys and len(rows) > 1:
         rows.append(["TOTAL", *[""] * (len(keys) - 1), *_measures(totals(answer["rows"]))])
     print_table([*(key.upper() for key in keys), *numbers], rows, numbers=numbers)
+    lost = answer.get("lost_count", 0)
+    if lost:
+        typer.echo(f"note: {lost} gaps are on record; --output json shows what was lost", err=True)
     reasons = {row["cost_reason"] for row in answer["rows"] if row.get("cost_reason")}
     for reason in sorted(reasons):
         typer.echo(f"note: {reason}", err=True)
