@@ -169,11 +169,11 @@ class Auditor:
 
     def _rows(self, rows: list[Sequence[Any]]) -> None:  # Any: column values
         report = self._current
+        self.rows += len(rows)
+        self.progress(self.rows)
         if report.fault is None:
             self._begin(report)
             report.walk.add([tuple(row) for row in rows], self._signed)
-        self.rows += len(rows)
-        self.progress(self.rows)
 
     def _begin(self, report: "TenantReport") -> None:
         """Whoever begins behind a row takes its hash from a signed head."""

@@ -10,10 +10,13 @@ from sqlalchemy import text
 from gristmill_contracts.chain import encoding, export
 from gristmill_contracts.chain.export import Auditor, Report
 from gristmill_contracts.chain.notes import SigningKey, VerifierKey, new_key_pem, read_key_pem
+from gristmill_contracts.usage import UsageEvent
 from gristmill_ledger.chain.exporting import export_page, export_start
 from gristmill_ledger.chain.heads import sign_heads
 from gristmill_ledger.chain.pages import chain_heads, rows_after
+from gristmill_ledger.chain.rows import Head, NewRow, chained
 from gristmill_ledger.database import Database
+from gristmill_ledger.decisions import encode_event
 from gristmill_testing.ledger import make_event
 from gristmill_testing.ledger_store import NOW_US, post, register
 
@@ -28,17 +31,37 @@ def fill_chain(database: Database, tenant: str = "acme", rows: int = 9) -> None:
     """A tenant with that many rows, one of them of unknown usage."""
     session = f"s-{tenant}"
     register(database, session, tenant=tenant, session=session)
-    events = [
-        make_event(
-            n,
-            session=session,
-            tenant=tenant,
-            key="GMK",
-            counts=None if n == 3 else make_event(1).counts,
-        )
-        for n in range(1, rows + 1)
+    post(database, events_of(tenant, session, rows), session)
+
+
+def events_of(tenant: str, session: str, count: int) -> list[UsageEvent]:
+    """The third is of unknown usage."""
+    counts = make_event(1).counts
+    return [
+        make_event(n, session=session, tenant=tenant, key="GMK", counts=None if n == 3 else counts)
+        for n in range(1, count + 1)
     ]
-    post(database, events, session)
+
+
+def made_rows(tenant: str = "acme", count: int = 9) -> list[Row]:
+    """The rows that `fill_chain` makes, without a database."""
+    encoded = map(encode_event, events_of(tenant, f"s-{tenant}", count))
+    new = [
+        NewRow(
+            values=each.values,
+            facts=each.facts,
+            payload_hash=each.digest,
+            producer=f"s-{tenant}",
+            producer_seq=each.event.producer_seq,
+            attempt=1,
+            lease="",
+            completeness="unknown" if each.event.counts is None else "final",
+            quarantined=None,
+        )
+        for each in encoded
+    ]
+    rows, _ = chained(Head(tenant=tenant, seq=0, hash=encoding.GENESIS), new, NOW_US)
+    return [list(row) for row in rows]
 
 
 def sign(database: Database, key: SigningKey, *, at_us: int = NOW_US) -> None:
