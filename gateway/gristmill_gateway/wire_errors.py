@@ -91,6 +91,7 @@ _RUNTIME: Final[dict[str, Row]] = {
     "log_lost": ("ConflictException", 409),
     "replay_diverged": ("ConflictException", 409),
     "overloaded": ("ThrottlingException", 429),
+    "budget_exhausted": ("ThrottlingException", 429),
     "operation_failed": ("InternalServerException", 500),
     "out_of_memory": ("InternalServerException", 500),
     "fenced": ("InternalServerException", 503),

@@ -13,7 +13,13 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from gristmill_contracts.errors import InvalidRequestError, OverloadedError, UnavailableError
+from gristmill_contracts.errors import (
+    BudgetExhaustedError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
+from gristmill_contracts.http import Problem
 from gristmill_contracts.operations import ChatMessage, Operation, Result, Sample, SamplingParams
 from gristmill_gateway.sagemaker.chat_requests import ChatRequest, read_chat
 from gristmill_gateway.sagemaker.model_facts import SessionFacts
@@ -298,6 +304,32 @@ def test_what_fails_before_the_first_token_is_an_ordinary_error(world: World) ->
     world.meter.attempts.clear()
     assert world.call("POST", STREAM, {"messages": MESSAGES})[0] == 503
     assert world.meter.streams_open == 0
+
+
+def test_a_stream_that_a_budget_cuts_short_says_why(world: World) -> None:
+    world.meter.budget = Problem(code="budget_exhausted", message="the budget affords 3 tokens")
+    status, _, content = world.call("POST", STREAM, {"messages": MESSAGES})
+    assert status == 200
+    last = events(content)[-3]
+    assert last["choices"][0]["finish_reason"]
+    assert last["budget"] == {
+        "code": "budget_exhausted", "message": "the budget affords 3 tokens"
+    }  # fmt: skip
+    assert b"[DONE]" in content
+    world.meter.budget = None
+    _, _, content = world.call("POST", STREAM, {"messages": MESSAGES})
+    assert all("budget" not in chunk for chunk in events(content))
+
+
+def test_a_chat_that_no_budget_affords_is_told_at_once(world: World) -> None:
+    world.meter.fault = BudgetExhaustedError("budget acme/tenant has 0 tokens left")
+    for path in (STREAM, SAMPLE):
+        status, headers, body = world.call("POST", path, {"messages": MESSAGES})
+        assert (status, headers["x-amzn-errortype"]) == (429, "ThrottlingException")
+        assert "acme/tenant" in json.loads(body)["message"]
+    world.meter.fault = None
+    world.call("POST", SAMPLE, {"messages": MESSAGES})
+    assert not world.meter.submits[-1].may_wait
 
 
 def test_a_stream_holds_one_answer(world: World) -> None:

@@ -170,9 +170,14 @@ RUNNING: list[Row] = [
 ]  # fmt: skip
 
 GAP = serving(state="Blocked", missing_number=4, last_received_number=9)
+UNAFFORDABLE = serving(
+    state="Blocked", error=Problem(code="budget_exhausted", message="budget acme/tenant has 0 left")
+)
 BLOCKED: list[Row] = [
     ("gap", world(running(), pod(), heartbeat=GAP), "Blocked", "Blocked", "True", "SequenceGap",
      ("operation 4 is missing", "9 was received")),
+    ("budget at the meter", world(running(), pod(), heartbeat=UNAFFORDABLE), "Blocked", "Blocked", "True",
+     "BudgetExhausted", ("acme/tenant has 0 left", "go on by themselves")),
     ("budget", world(running(), pod(), tenant=TenantView(name="acme", budget_exhausted=True)), "Blocked", "Blocked",
      "True", "BudgetExhausted", ("raised",)),
     ("suspended", world(running(), pod(), tenant=SUSPENDED), "Blocked", "Blocked", "True", "TenantSuspended",

@@ -376,6 +376,22 @@ def test_a_gap_blocks_a_session_and_its_number_is_named() -> None:
     assert "operation 4 is missing" in blocked.message
 
 
+def test_an_exhausted_budget_blocks_a_session_in_the_ledgers_words() -> None:
+    problem = Problem(
+        code="budget_exhausted", message="budget acme/tenant has 0 left", retryable=True
+    )
+    world = observed(
+        session(STARTED), seat=seat(), heartbeat=beat("Blocked", error=problem, missing_number=4)
+    )
+    plan = make_plan(world)
+    assert said(plan, known.BLOCKED) == ("True", "BudgetExhausted")
+    status = next_status(world, plan)
+    assert status.state == "Blocked"
+    blocked = known.find(status.conditions, known.BLOCKED)
+    assert blocked is not None
+    assert "budget acme/tenant has 0 left" in blocked.message
+
+
 def test_a_filled_gap_unblocks_it() -> None:
     world = observed(session(STARTED, condition("Blocked")), seat=seat(), heartbeat=beat())
     assert next_status(world, make_plan(world)).state == "Running"

@@ -127,7 +127,7 @@ async def _read(
 
 async def _run(context: RuntimeContext, chat: Chat) -> SampleResult:
     """Submit, then claim. Raises what the operation failed with."""
-    submit = runtime.log_submit(chat.request.sample, chat.key)
+    submit = runtime.log_submit(chat.request.sample, chat.key, may_wait=False)
     accepted = await context.meters.submit(chat.session, submit)
     operation = OpId(session_uid(chat.session), accepted.stream, accepted.number)
     view = await runtime.wait_for_end(context, chat.session, operation, limits.CHAT_WAIT_S_MAX)
@@ -185,7 +185,7 @@ async def _events(
             logger.info("stream_cut", extra={"code": error.code, "reason": error.message})
             yield chat_answers.error_event(error.message, error.code)
             return
-    yield chat_answers.event(chat_answers.last_chunk(head, chunk.final))
+    yield chat_answers.event(chat_answers.last_chunk(head, chunk.final, chunk.budget))
     yield chat_answers.event(
         chat_answers.usage_chunk(head, chat_answers.usage(chunk.prompt_tokens, tokens))
     )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gristmill_contracts.http import StreamChunk
+from gristmill_contracts.http import Problem, StreamChunk
 from gristmill_contracts.operations import SampledSequence, SampleResult
 from gristmill_gateway.sagemaker.results import finite
 
@@ -61,8 +61,12 @@ def text_chunk(head: Shape, chunk: StreamChunk, *, logprobs: bool) -> Shape:
     return _chunk(head, {"content": chunk.text}, None, told)
 
 
-def last_chunk(head: Shape, finish_reason: str) -> Shape:
-    return _chunk(head, {}, finish_reason, None)
+def last_chunk(head: Shape, finish_reason: str, budget: Problem | None = None) -> Shape:
+    """budget: why a budget cut the answer short; told in a field of its own, which clients pass over."""
+    chunk = _chunk(head, {}, finish_reason, None)
+    if budget is not None:
+        chunk["budget"] = {"code": budget.code, "message": budget.message}
+    return chunk
 
 
 def usage_chunk(head: Shape, counted: Shape) -> Shape:

@@ -98,8 +98,11 @@ async def execute_sampling_operation(
     return await _submit(context, caller, session, log_submit(operation, caller.key))
 
 
-def log_submit(operation: Operation, key: str) -> Submit:
-    """An operation without a number: the meter gives it one. key: id of the caller's access key."""
+def log_submit(operation: Operation, key: str, *, may_wait: bool = True) -> Submit:
+    """An operation without a number: the meter gives it one. key: id of the caller's access key.
+
+    may_wait: for a budget that does not afford it now; else it fails at once.
+    """
     return Submit(
         stream="log",
         number=None,
@@ -107,6 +110,7 @@ def log_submit(operation: Operation, key: str) -> Submit:
         body_hash=body_hash(operation),
         operation=operation,
         key=key,
+        may_wait=may_wait,
     )
 
 

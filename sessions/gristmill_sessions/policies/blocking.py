@@ -2,6 +2,8 @@
 
 from gristmill_contracts import conditions, limits
 from gristmill_contracts.conditions import condition
+from gristmill_contracts.errors import BudgetExhaustedError
+from gristmill_contracts.http import SessionView
 from gristmill_contracts.resources import Condition
 from gristmill_sessions.attempts import cluster_of, is_started, seconds_us
 from gristmill_sessions.observed import Observed, Plan
@@ -59,12 +61,23 @@ def blocked(observed: Observed) -> Condition:
             f"the budget is used up{said}. Operations wait and go on when it is raised",
         )
     if beat is not None and beat.view.state == "Blocked":
-        view = beat.view
+        return blocked_at_meter(beat.view)
+    return condition(conditions.BLOCKED, False, "Unblocked", "nothing blocks the session")
+
+
+def blocked_at_meter(view: SessionView) -> Condition:
+    """Why the meter of a session waits: a budget, else a missing operation."""
+    if view.error is not None and view.error.code == BudgetExhaustedError.code:
         return condition(
             conditions.BLOCKED,
             True,
-            "SequenceGap",
-            f"operation {view.missing_number} is missing; {view.last_received_number} was received. Submit it, or the "
-            "session fails when its time is over",
+            "BudgetExhausted",
+            f"{view.error.message}. Operations wait, nothing is lost, and they go on by themselves",
         )
-    return condition(conditions.BLOCKED, False, "Unblocked", "nothing blocks the session")
+    return condition(
+        conditions.BLOCKED,
+        True,
+        "SequenceGap",
+        f"operation {view.missing_number} is missing; {view.last_received_number} was received. Submit it, or the "
+        "session fails when its time is over",
+    )

@@ -7,6 +7,7 @@ from gristmill_contracts.conditions import condition
 from gristmill_contracts.http import Heartbeat
 from gristmill_contracts.resources import Condition
 from gristmill_sessions.observed import Observed, Plan
+from gristmill_sessions.policies.blocking import blocked_at_meter
 
 
 def serving(observed: Observed) -> Plan:
@@ -70,11 +71,5 @@ def _blocked(observed: Observed, beat: Heartbeat) -> Condition:
             conditions.BLOCKED, True, "TenantSuspended", f"tenant {tenant!r} is suspended"
         )
     if view.state == "Blocked":
-        return condition(
-            conditions.BLOCKED,
-            True,
-            "SequenceGap",
-            f"operation {view.missing_number} is missing; {view.last_received_number} was received. Submit "
-            "it, or the session fails when its time is over",
-        )
+        return blocked_at_meter(view)
     return condition(conditions.BLOCKED, False, "Unblocked")

@@ -146,6 +146,8 @@ class FakeMeter:
     """State of every operation when it is polled."""
     cut_stream_after: int | None = None
     """The stream ends with an error after this many chunks; -1: without a word."""
+    budget: Problem | None = None
+    """Why the stream's last chunk comes early."""
     submits: list[Submit] = field(default_factory=list)
     refusals: list[Refuse] = field(default_factory=list)
     views: dict[tuple[str, str, int], OperationView] = field(default_factory=dict)
@@ -292,7 +294,8 @@ class FakeMeter:
                 if index == 1 and self.never_ends:
                     await asyncio.Event().wait()
                 final = "stop" if index == len(TEXT) - 1 else None
-                yield _framed(_chunk(index, text, final=final))
+                budget = self.budget if final else None
+                yield _framed(_chunk(index, text, final=final, budget=budget))
         finally:
             self.streams_open -= 1
 
