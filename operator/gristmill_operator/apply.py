@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -37,14 +38,17 @@ from gristmill_operator.problems import AlreadyExistsError
 from gristmill_operator.seams import Cache, Cluster, Json
 from gristmill_operator.settings import OperatorSettings
 from gristmill_sessions import observed as planned
+from gristmill_sessions.budgets import BudgetLedger, keep_budgets, session_budgets
 from gristmill_sessions.cluster import PodRef
 from gristmill_sessions.identity import session_name, session_uid, tenant_of
 from gristmill_sessions.observed import Action
 
+logger = logging.getLogger(__name__)
+
 FORCED_GRACE_S: Final = 0
 
 
-class Ledger(Protocol):
+class Ledger(BudgetLedger, Protocol):
     """What is told to the ledger of a session."""
 
     async def put_tenant(self, tenant: str) -> TenantAccount: ...
@@ -145,10 +149,31 @@ class ClusterHands:
         try:
             await self.ledger.put_tenant(tenant)
             await self.ledger.register_session(request)
+            await self._tell_budgets(session)
         except ConflictError as error:
             # Not a stale object: to look again would not help.
             raise ForbiddenError(f"the ledger refuses the session: {error.message}") from error
         self.memory.registered.add(session.metadata.uid)
+
+    async def keep_budgets(self, session: TrainingSession) -> None:
+        if session.metadata.uid not in self.memory.registered:
+            return
+        try:
+            await self._tell_budgets(session)
+        except GristmillError as error:
+            logger.warning(
+                "budget_not_told",
+                extra={"session": session_uid(session), "error": error.message},
+            )
+
+    async def _tell_budgets(self, session: TrainingSession) -> None:
+        """Before its first start, and whenever the spec says something else."""
+        uid = session_uid(session)
+        wanted = session_budgets(session, uid, self._currency(session))
+        if self.memory.budgets.get(session.metadata.uid) == wanted:
+            return
+        await keep_budgets(self.ledger, tenant_of(session), "session", uid, wanted)
+        self.memory.budgets[session.metadata.uid] = wanted
 
     async def _place(self, session: TrainingSession, attempt: int, beside: tuple[str, ...]) -> None:
         key = session.metadata.uid
@@ -308,6 +333,12 @@ class ClusterHands:
         tenant = self._parsed.tenant(self._tenant_name(session))
         reference = session.spec.rate_card_ref or (tenant and tenant.spec.rate_card_ref)
         return reference.name if reference else None
+
+    def _currency(self, session: TrainingSession) -> str | None:
+        """Of the session's rate card; None = it has none that is known."""
+        name = self._price_book(session)
+        card = self._parsed.card(name) if name else None
+        return card.spec.currency if card else None
 
 
 def check_identity(session: TrainingSession, sessions: Iterable[Json]) -> None:

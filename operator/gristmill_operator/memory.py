@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from gristmill_contracts.budgets import PutBudget
 from gristmill_sessions.cluster import ApiFailure
 
 
@@ -11,6 +12,8 @@ class Memory:
 
     registered: set[str] = field(default_factory=set)
     """The ledger knows tenant and session."""
+    budgets: dict[str, dict[str, PutBudget]] = field(default_factory=dict)
+    """What the ledger was last told of the budgets of a session, by name."""
     refused: dict[str, ApiFailure] = field(default_factory=dict)
     """Why the last placement was refused."""
     directives: dict[str, int] = field(default_factory=dict)
@@ -27,6 +30,7 @@ class Memory:
     def forget(self, uid: str) -> None:
         """The session is gone."""
         self.registered.discard(uid)
+        self.budgets.pop(uid, None)
         self.refused.pop(uid, None)
         self.directives.pop(uid, None)
         self.placed.pop(uid, None)

@@ -113,6 +113,7 @@ class SessionReconciler:
         self.cluster.expectations.forget((key.namespace, key.name))
 
     async def _steps(self, key: Key, session: TrainingSession) -> float | None:
+        await self.hands.keep_budgets(session)
         for _ in range(STEPS_MAX):
             observed = self.observer.observe(
                 session, error=self.errors.get(key, ""), now_us=self.clock_us()

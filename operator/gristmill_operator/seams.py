@@ -155,6 +155,10 @@ class Hands(Protocol):
         """
         ...
 
+    async def keep_budgets(self, session: TrainingSession) -> None:
+        """Tell the ledger where spec.budget changed since the session was registered. Raises nothing."""
+        ...
+
 
 class Reconciler(Protocol):
     """Keeps one Tenant, BaseModel or RateCard (cluster-wide kinds) as it says."""

@@ -9,7 +9,6 @@ from gristmill_contracts.resources import Condition
 from gristmill_contracts.tenant import Tenant
 from gristmill_operator.children.network import refused_cidrs
 from gristmill_operator.children.options import NetworkOptions
-from gristmill_operator.drift import quantity
 
 NEEDED: Final = (conditions.NAMESPACE_READY, conditions.NETWORK_READY, conditions.QUOTA_READY)
 """Without one of these no session is started: its pods would stand open, or nowhere."""
@@ -38,25 +37,6 @@ def quota_condition(refused: str, uncounted: str) -> Condition:
     if uncounted:
         return condition(conditions.QUOTA_READY, False, "NotCounted", uncounted)
     return condition(conditions.QUOTA_READY, True, "Set")
-
-
-def budget_condition(tenant: Tenant) -> Condition:
-    budget = tenant.spec.budget
-    if budget is None:
-        return condition(conditions.BUDGET_AVAILABLE, True, "Unlimited", "the tenant has no budget")
-    if not quantity(budget.hard):
-        return condition(
-            conditions.BUDGET_AVAILABLE,
-            False,
-            "BudgetExhausted",
-            f"the budget is {budget.hard} {budget.currency}; raise spec.budget.hard",
-        )
-    return condition(
-        conditions.BUDGET_AVAILABLE,
-        True,
-        "NotEnforced",
-        f"{budget.hard} {budget.currency} are on record; no operation is refused for them yet",
-    )
 
 
 def ready_condition(noted: Sequence[Condition]) -> Condition:

@@ -48,6 +48,7 @@ from gristmill_operator.problems import AlreadyExistsError
 from gristmill_operator.quota_count import COUNTED, keep_counted
 from gristmill_operator.seams import Cache, Cluster, Json, Recorder
 from gristmill_operator.settings import OperatorSettings
+from gristmill_operator.tenant_budget import look_at_budget
 from gristmill_operator.tenant_children import (
     Wanted,
     access_children,
@@ -60,11 +61,11 @@ from gristmill_operator.tenant_children import (
     revoked_secrets,
 )
 from gristmill_operator.tenant_status import (
-    budget_condition,
     network_condition,
     quota_condition,
     ready_condition,
 )
+from gristmill_sessions.budgets import BudgetLedger
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ REFUSALS: Final = (ForbiddenError, InvalidRequestError, NotFoundError)
 SELECTOR: Final = f"{labels.MANAGED_BY}={labels.MANAGER}"
 
 
-class Ledger(Protocol):
+class Ledger(BudgetLedger, Protocol):
     async def put_tenant(self, tenant: str) -> TenantAccount: ...
 
 
@@ -202,6 +203,8 @@ class TenantReconciler:
             ready = [_namespace_note(False, "KeysRefused", keys)]
         account_id, away = await self._account(tenant)
         again_s += [LEDGER_AGAIN_S] if away else []
+        budget = await look_at_budget(self.ledger, tenant)
+        again_s += [] if budget.again_s is None else [budget.again_s]
         await self._grow(tenant, sessions)
         purged_s = await self._purge(tenant)
         again_s += [] if purged_s is None else [purged_s]
@@ -209,7 +212,7 @@ class TenantReconciler:
             *ready,
             network_condition(tenant, options.network, network),
             quota_condition(quota, count.message),
-            budget_condition(tenant),
+            *([] if budget.condition is None else [budget.condition]),
         ]
         return Outcome(
             conditions=[*notes, *([_away(away)] if away else [])],

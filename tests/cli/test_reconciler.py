@@ -13,18 +13,25 @@ from gristmill_cli.local.layout import GroupKey, Layout, make_folders
 from gristmill_cli.local.reconciler import Reconciler
 from gristmill_cli.local.world import World
 from gristmill_contracts import conditions, labels
+from gristmill_contracts.budgets import BudgetView, PutBudget, ScopeType
 from gristmill_contracts.credentials import EndpointSecret
 from gristmill_contracts.errors import ConflictError, NotFoundError, UnavailableError
 from gristmill_contracts.http import PriceBook, RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.rate_card import RateCard
 from gristmill_contracts.resources import Metadata, NameRef
-from gristmill_contracts.session import BaseModelRef, TrainingSession, TrainingSessionSpec
-from gristmill_contracts.tenant import Tenant
+from gristmill_contracts.session import (
+    BaseModelRef,
+    BudgetSpec,
+    TrainingSession,
+    TrainingSessionSpec,
+)
+from gristmill_contracts.tenant import Tenant, TenantBudget, TenantSpec
 from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_sessions.identity import session_seed, session_uid
 from gristmill_sessions.local import LocalStore, open_local_store
 from gristmill_sessions.observed import Drain, Place, RemoveFiles, Seat, Withdraw
+from gristmill_testing.budget_views import view_of
 from gristmill_testing.worlds import beat
 
 KEY = GroupKey("acme", "tiny")
@@ -38,6 +45,23 @@ class FakeLedger:
     registered: list[RegisterSession] = field(default_factory=list)
     books: list[PriceBook] = field(default_factory=list)
     error: Exception | None = None
+    budgets: dict[tuple[str, str], PutBudget] = field(default_factory=dict)
+
+    async def put_budget(self, tenant: str, name: str, budget: PutBudget) -> BudgetView:
+        self.budgets[tenant, name] = budget
+        return view_of(tenant, name, budget)
+
+    async def list_budgets(
+        self, tenant: str, scope_type: ScopeType, scope: str
+    ) -> list[BudgetView]:
+        return [
+            view_of(*key, put)
+            for key, put in self.budgets.items()
+            if (key[0], put.scope_type, put.scope) == (tenant, scope_type, scope)
+        ]
+
+    async def end_budget(self, tenant: str, name: str) -> None:
+        del self.budgets[tenant, name]
 
     async def put_tenant(self, tenant: str) -> TenantAccount:
         if self.error is not None:
@@ -316,3 +340,36 @@ async def test_a_missing_rate_card_is_said_and_looked_for_again(machine: Machine
     machine.store.create(rate_card("gone"))
     await machine.look()
     assert machine.ledger.registered[0].price_book == "gone"
+
+
+async def test_the_budget_of_a_session_is_told_before_it_starts_and_when_it_changes(
+    machine: Machine,
+) -> None:
+    machine.wish(lambda spec: spec.model_copy(update={"budget": BudgetSpec(max_tokens=5)}))
+    machine.ledger.error = UnavailableError("away")
+    await machine.look()
+    assert machine.uid not in machine.world.registered
+    machine.ledger.error = None
+    await machine.look()
+    name = f"session-{machine.uid}.tokens"
+    assert machine.ledger.budgets["acme", name].limit == 5
+    hands = machine.reconciler.hands
+    machine.wish(lambda spec: spec.model_copy(update={"budget": BudgetSpec(max_tokens=9)}))
+    await hands.keep_budgets(machine.session)
+    assert machine.ledger.budgets["acme", name].limit == 9
+    machine.wish(lambda spec: spec.model_copy(update={"budget": BudgetSpec(max_cost="1.5")}))
+    await hands.keep_budgets(machine.session)
+    (key,) = machine.ledger.budgets
+    assert key == ("acme", f"session-{machine.uid}.USD")
+    assert machine.ledger.budgets[key].limit == 1_500_000_000_000
+    machine.wish(lambda spec: spec.model_copy(update={"budget": None}))
+    await hands.keep_budgets(machine.session)
+    assert machine.ledger.budgets == {}
+
+
+async def test_the_budget_of_a_tenant_is_told(machine: Machine) -> None:
+    budget = TenantBudget(hard="2.5", soft_percent=90)
+    tenant = Tenant(metadata=Metadata(name="acme", namespace=""), spec=TenantSpec(budget=budget))
+    await machine.reconciler.hands.budgets.keep_tenants([tenant])
+    put = machine.ledger.budgets["acme", "tenant.USD"]
+    assert (put.limit, put.thresholds, put.source) == (2_500_000_000_000, (90, 100), "resource")

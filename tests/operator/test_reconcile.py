@@ -47,6 +47,9 @@ class Hand:
     done: list[Action] = field(default_factory=list)
     fail: Callable[[Action], Exception | None] = lambda action: None
 
+    async def keep_budgets(self, session: TrainingSession) -> None:
+        del session
+
     async def do(self, session: TrainingSession, action: Action) -> None:
         error = self.fail(action)
         if error is not None:

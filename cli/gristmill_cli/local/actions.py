@@ -5,13 +5,14 @@ import contextlib
 import secrets
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from gristmill_cli.errors import CommandError
+from gristmill_cli.local.budgets import BudgetKeeper
 from gristmill_cli.local.layout import (
     GroupKey,
     Layout,
@@ -29,12 +30,13 @@ from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import TrainingSession
 from gristmill_contracts.tenant import Tenant
 from gristmill_sessions import observed as planned
+from gristmill_sessions.budgets import BudgetLedger
 from gristmill_sessions.identity import session_name, session_seed, session_uid
 from gristmill_sessions.observed import Action, Seat
 from gristmill_sessions.port import ResourceStore
 
 
-class Registrar(Protocol):
+class Registrar(BudgetLedger, Protocol):
     """What a session must be told to before it starts: the ledger."""
 
     async def put_tenant(self, tenant: str) -> TenantAccount: ...
@@ -54,6 +56,20 @@ class Hands:
     world: World
     endpoint: Callable[[GroupKey], str]
     """Where the meter of a group listens."""
+    budgets: BudgetKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budgets = BudgetKeeper(self.ledger)
+
+    async def keep_budgets(self, session: TrainingSession) -> None:
+        """A budget may change at any time: tell the ledger if it did. Raises nothing."""
+        if session_uid(session) not in self.world.registered:
+            return
+        try:
+            card = await asyncio.to_thread(self._rate_card, session)
+        except CommandError:
+            card = None
+        await self.budgets.keep_session(session, currency_of(card))
 
     async def do(self, session: TrainingSession, action: Action) -> None:
         match action:
@@ -97,6 +113,7 @@ class Hands:
             if card is not None:
                 await self.ledger.put_price_book(price_book(card))
             await self.ledger.register_session(request)
+            await self.budgets.tell_session(session, currency_of(card))
         except ConflictError as error:
             # Not a stale resource: trying again would not help.
             raise CommandError(f"the ledger refuses the session: {error.message}") from error
@@ -239,3 +256,7 @@ def read_seats(
             attempt=found.attempt, endpoint=endpoint(key), stopping=found.desired == "stop"
         )
     return seats
+
+
+def currency_of(card: RateCard | None) -> str | None:
+    return None if card is None else card.spec.currency

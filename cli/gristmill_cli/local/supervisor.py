@@ -142,7 +142,9 @@ class Supervisor:
         names = {model.metadata.name for model in models}
         suspended = {tenant.metadata.name for tenant in tenants if tenant.spec.suspended}
         pauses = [TICK_S if accounts else LEDGER_RETRY_S]
+        await reconciler.hands.budgets.keep_tenants(tenants)
         for session in self._sessions:
+            await reconciler.hands.keep_budgets(session)
             pause_s = await reconciler.reconcile(session, names, suspended)
             pauses.append(TICK_S if pause_s is None else pause_s)
         await self._serve_groups(models)

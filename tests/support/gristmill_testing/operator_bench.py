@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from gristmill_contracts.budgets import BudgetView, PutBudget, ScopeType
 from gristmill_contracts.cluster_http import Directive, UsageGap
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.http import PriceBook, RegisterSession, TenantAccount
@@ -34,6 +35,7 @@ from gristmill_operator.seams import Json
 from gristmill_operator.settings import OperatorSettings
 from gristmill_operator.tenants import TenantReconciler
 from gristmill_sessions.observed import Observed
+from gristmill_testing.budget_views import view_of
 from gristmill_testing.cluster import Cluster
 from gristmill_testing.cluster_objects import CLUSTER_KEY, operator_settings
 from gristmill_testing.operator_world import SYSTEM
@@ -49,6 +51,9 @@ class BookingLedger:
     directives: list[tuple[SessionUid, Directive]] = field(default_factory=list)
     gaps: list[tuple[SessionUid, UsageGap]] = field(default_factory=list)
     refusal: GristmillError | None = None
+    budgets: dict[tuple[str, str], PutBudget] = field(default_factory=dict)
+    posted: int = 0
+    """What is used of each budget."""
 
     async def put_tenant(self, tenant: str) -> TenantAccount:
         self._check()
@@ -62,6 +67,28 @@ class BookingLedger:
     async def put_price_book(self, book: PriceBook) -> None:
         self._check()
         self.books.append(book)
+
+    async def put_budget(self, tenant: str, name: str, budget: PutBudget) -> BudgetView:
+        self._check()
+        self.budgets[tenant, name] = budget
+        return self._view(tenant, name)
+
+    async def list_budgets(
+        self, tenant: str, scope_type: ScopeType, scope: str
+    ) -> list[BudgetView]:
+        self._check()
+        return [
+            self._view(*key)
+            for key, put in self.budgets.items()
+            if (key[0], put.scope_type, put.scope) == (tenant, scope_type, scope)
+        ]
+
+    async def end_budget(self, tenant: str, name: str) -> None:
+        self._check()
+        del self.budgets[tenant, name]
+
+    def _view(self, tenant: str, name: str) -> BudgetView:
+        return view_of(tenant, name, self.budgets[tenant, name], self.posted)
 
     async def put_directive(self, uid: SessionUid, directive: Directive) -> None:
         self._check()
