@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gristmill_testing.simulation.pods import Pod
     from gristmill_testing.simulation.world import World
 
+PARTS = ("posted", "late_posted", "reserved", "suspense")
+PERIODS = f"SELECT budget, limit_amount, {', '.join(PARTS)} FROM budget_period"
 _views = msgspec.msgpack.Decoder(OperationView)
 
 
@@ -43,7 +45,7 @@ class Audit:
     def refused(self, op: ClientOp, problem: Problem) -> None:
         self.world.note("refused", op.uid[:4], op.stream, op.number, problem.code, problem.message)
         op.refusal = problem
-        if op.uid in self.world.keeper.lost or op.uid in self.world.keeper.stopped:
+        if op.uid in self.world.keeper.lost or op.uid in self.world.cut_short:
             return
         if problem.code == "not_found" and op.operation_id:
             op.gone = True
@@ -88,12 +90,47 @@ class Audit:
         """The ledger has answered the registration of an attempt."""
         self._registered[uid].append((time.time_ns() // 1000, attempt))
 
+    def committed(self) -> None:
+        """Point 7, I4: at no moment is more than the limit of a hard budget posted, held or in suspense."""
+        books = self.world.books
+        if books.restored or self.world.plan.budget is None:
+            return
+        for budget, limit, *used in books.raw.execute(PERIODS):
+            if sum(used) > limit:
+                self.fail(f"budget {budget} of {limit} has {dict(zip(PARTS, used, strict=True))}")
+
+    def nothing_is_held(self) -> bool:
+        """Once all sessions are closed and shipped."""
+        if self.world.books.restored or self.world.keeper.lost:
+            return True
+        rows = self.world.books.rows("budget_period")
+        return all(row["reserved"] == row["suspense"] == 0 for row in rows)
+
+    def _check_budgets(self, rows: list[dict[str, Any]]) -> None:
+        """What is posted is what was used."""
+        if self.world.books.restored or self.world.keeper.lost:
+            return
+        spent: Counter[str] = Counter()
+        for row in rows:
+            if row["kind"] == "usage":
+                spent[row["tenant"]] += counts_of(row).total
+        for period in self.world.books.rows("budget_period"):
+            tenant, posted = (
+                period["budget"].split("/")[0],
+                period["posted"] + period["late_posted"],
+            )
+            if posted != spent[tenant]:
+                self.fail(
+                    f"budget of {tenant} has {posted} posted, its rows sum to {spent[tenant]}"
+                )
+
     # --- at the end ------------------------------------------------------------------------------
 
     def judge(self) -> None:
         rows = self.world.books.rows("usage_event")
         self._check_sequences(rows)
         self._check_oddities(rows)
+        self._check_budgets(rows)
         by_op: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
         for row in rows:
             by_op[row["session"], row["stream"], row["number"]].append(row)

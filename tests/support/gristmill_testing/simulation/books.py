@@ -101,6 +101,9 @@ class Books:
         self.volatile: bytes | None = None
         """Where a planted bug answers before it commits: what a crash leaves."""
         self.on_registered: Callable[[str, int], None] = lambda _uid, _attempt: None
+        self.on_commit: Callable[[], None] = lambda: None
+        """Before each commit, with what it will have made."""
+        self.restored = False
         self.lives = 0
         self.backup: bytes | None = None
         _STEP[0], _OPEN[0] = self._step, self
@@ -117,6 +120,8 @@ class Books:
         return self.raw.serialize()
 
     def _step(self, what: str) -> None:
+        if what == "commit":
+            self.on_commit()
         if self.statements_left is None or self.process is None or self.process.dead:
             return
         if self.statements_left > 0:

@@ -17,6 +17,7 @@ from gristmill_contracts.session import TrainingSession
 from gristmill_gateway.body import ClientGoneError
 from gristmill_gateway.directory import Directory
 from gristmill_gateway.hold import hold
+from gristmill_gateway.inbox import Inbox
 from gristmill_gateway.ledger_client import LedgerClient
 from gristmill_gateway.meter_client import MeterClient
 from gristmill_gateway.meters import Meters
@@ -66,6 +67,12 @@ class SimStore:
             raise NotFoundError(f"there is no {name}")
         return cast(R, found)
 
+    def end_all(self) -> None:
+        for session in self.sessions.values():
+            session.status.state = "Stopped"
+        self.endpoints.clear()
+        self.changes += 1
+
     def put_endpoint(
         self, name: str, namespace: str, uid: str, attempt: int, host: str, secret: str
     ) -> None:
@@ -99,7 +106,12 @@ class Gateway:
             store=cast(Any, world.store),
             directory=directory,
             ledger=ledger,
-            meters=Meters(directory=directory, client=client, room=WaitingRoom(HOLD_S, draining)),
+            meters=Meters(
+                directory=directory,
+                client=client,
+                room=WaitingRoom(HOLD_S, draining),
+                inbox=Inbox(ledger=ledger),
+            ),
             metrics=cast(Any, None),
             operation_key=KEY,
             token_key=KEY,

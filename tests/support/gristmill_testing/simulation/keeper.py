@@ -1,12 +1,14 @@
 """What keeps the parts alive: starts them again, moves a session to its next attempt, gives up a volume."""
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from gristmill_contracts.budgets import TOKENS, PutBudget
 from gristmill_contracts.cluster_http import UsageGap
-from gristmill_contracts.http import Assignment
+from gristmill_contracts.http import Assignment, RegisterSession
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_testing.simulation.client import LOST
 from gristmill_testing.simulation.disk import Volume
@@ -177,14 +179,41 @@ class Keeper:
         self._move(uid, old.volume.successor())
 
     async def _record(self, uid: SessionUid, gap: UsageGap) -> None:
+        await self._tell("POST", f"sessions/{uid}/gaps", gap)
+
+    async def register(self, uid: SessionUid) -> None:
+        """A session starts only once the ledger knows it."""
+        session = RegisterSession(
+            uid=uid,
+            tenant=TenantName(self.world.tenant_of[uid]),
+            project="",
+            name=self.world.names[uid],
+            model="fake",
+            rank=8,
+            created_us=time.time_ns() // 1000,
+        )
+        await self._tell("POST", "sessions", session)
+
+    async def put_budget(self, tenant: str, limit: int) -> None:
+        """The tenant's hard budget in tokens, made or raised."""
+        self.world.note("budget", tenant, limit)
+        budget = PutBudget(scope_type="tenant", scope=tenant, unit=TOKENS, limit=limit)
+        await self._tell("PUT", f"budgets/{tenant}/all", budget)
+
+    async def _tell(self, method: str, path: str, message: object) -> None:
+        """The ledger, until it has taken it."""
         http = SimHttp(self.world.net, self.process, timeout_s=5.0)
         while True:
             try:
-                url = f"http://ledger/v1/sessions/{uid}/gaps"
-                async with http.post(url, data=msgspec.msgpack.encode(gap)) as answer:
-                    await answer.read()
-                    if answer.ok:
-                        return
+                async with http.request(
+                    method, f"http://ledger/v1/{path}", data=msgspec.msgpack.encode(message)
+                ) as answer:
+                    content = await answer.read()
+                if answer.ok:
+                    return
+                if answer.status < 500:
+                    self.world.audit.fail(f"{method} {path}: {content!r}")
+                    return
             except LOST:
                 pass
             await asyncio.sleep(0.5)
@@ -211,3 +240,10 @@ class Keeper:
     def stop_all(self) -> None:
         for uid in self.pods:
             self.stop(uid)
+
+    def take_away(self) -> None:
+        """The sessions have ended: their pods go, and their endpoints with them."""
+        for pod in self.pods.values():
+            pod.over = True
+            pod.kill()
+        self.world.store.end_all()

@@ -147,14 +147,14 @@ MUTATIONS = (
     ),
     Mutation(
         name="the cursor moves past a gap",
-        where="gristmill_ledger.events:decide",
-        old="if not fenced and batch.first_seq > state.acked_seq + 1:",
+        where="gristmill_ledger.decisions:_check_place",
+        old="if batch.first_seq > state.acked_seq + 1:",
         new="if False:",
         seed=0,
     ),
     Mutation(
         name="an older attempt is not fenced",
-        where="gristmill_ledger.events:decide",
+        where="gristmill_ledger.decisions:decide",
         old="fenced = batch.epoch < state.epoch or (attempt is not None and attempt < state.attempt)",
         new="fenced = False",
         seed=0,

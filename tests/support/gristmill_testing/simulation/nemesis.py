@@ -182,7 +182,9 @@ class Nemesis:
 
     def _stop(self) -> None:
         """Somebody ends a session while its client works."""
-        self.world.keeper.stop(self.rng.choice(list(self.world.names)))
+        uid = self.rng.choice(list(self.world.names))
+        self.world.cut_short.add(uid)
+        self.world.keeper.stop(uid)
 
     def _destroy(self) -> None:
         if self._struck:
@@ -202,6 +204,7 @@ class Nemesis:
         if books.backup is None or self._struck:
             return
         self._struck = True
+        books.restored = True
         if books.process is not None:
             books.process.kill()
         books.load(books.backup)

@@ -202,11 +202,14 @@ class Connection:
         self.break_off(0.0)  # Does nothing where the answer has ended.
 
 
-class Headers(dict[str, str]):
-    """Names in lower case, whatever is asked for."""
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Found whatever the case of their names."""
+
+    values: dict[str, str]
 
     def get(self, key: str, default: Any = None) -> Any:
-        return super().get(key.lower(), default)
+        return self.values.get(key.lower(), default)
 
 
 class Content:

@@ -27,6 +27,7 @@ from gristmill_testing.simulation.network import SimNetwork
 from gristmill_testing.simulation.pods import SimFolder
 
 EVENTS_KEPT = 400
+RAISED = 10**9
 QUIET_S_MAX = 300.0
 """How long everything may take to come to rest once the faults are over."""
 
@@ -41,6 +42,8 @@ class Plan:
     chaos_s: float
     disk_s: float
     result_wait_s: float
+    budget: int | None
+    """Tokens that each tenant may spend before it is raised."""
 
     @property
     def registers_first(self) -> bool:
@@ -55,6 +58,7 @@ def make_plan(rng: random.Random) -> Plan:
         chaos_s=rng.uniform(15, 60),
         disk_s=rng.choice([0.004, 0.004, 0.05, 0.4]),
         result_wait_s=rng.choice([0.15, 10.0, 10.0]),
+        budget=rng.choice([None, rng.randint(20, 900), rng.randint(20, 900)]),
     )
 
 
@@ -91,6 +95,7 @@ class World:
         self.books = Books(loop, self.net)
         self.audit = Audit(self)
         self.books.on_registered = self.audit.registered
+        self.books.on_commit = self.audit.committed
         self.saved: dict[str, Weights] = {}
         """Checkpoints: they lie in the artifact store."""
         self.runs: Counter[str] = Counter()
@@ -102,7 +107,7 @@ class World:
         self.clients: list[Client] = []
         self.fetchable: dict[SessionUid, set[int]] = {}
         self.cut_short: set[SessionUid] = set()
-        """Sessions that were stopped while their clients worked."""
+        """Sessions that are stopped while their clients work."""
         self._boots = 0
         self._views: dict[SessionUid, Counts] = {}
         self._streams: dict[SessionUid, set[int]] = {}
@@ -128,20 +133,31 @@ class World:
         self.books.start()
         for gateway in self.gateways:
             gateway.start()
+        for uid in self.names:
+            await self.keeper.process.spawn(self.keeper.register(uid), "register")
+        await self._set_budgets(self.plan.budget)
         self.keeper.place(list(self.names))
         work = [c.process.spawn(c.run(self.plan.steps), "client") for c in self.clients]
         nemesis = Nemesis(self)
         await nemesis.rage()
         self.note("calm")
         nemesis.calm()
+        await self._set_budgets(None if self.plan.budget is None else RAISED)
         await self._finish(work, "the clients")
         await self._fetch_again()
         self._look_at_logs()
-        self.cut_short = set(self.keeper.stopped)
         self.keeper.stop_all()
         await self.until(self._shipped, "everything shipped and closed")
         self._look_at_logs()
+        await self.until(self.audit.nothing_is_held, "no token held of a budget")
+        self.keeper.take_away()
+        await self._fetch_again()
         self.audit.judge()
+
+    async def _set_budgets(self, limit: int | None) -> None:
+        if limit is not None:
+            for tenant in sorted(set(self.tenant_of.values())):
+                await self.keeper.process.spawn(self.keeper.put_budget(tenant, limit), "budget")
 
     def _make_sessions(self) -> None:
         for at in range(self.plan.sessions):
@@ -182,8 +198,9 @@ class World:
         """Point 3: what is billed stays fetchable. And what was abandoned is unharmed."""
         work = []
         for client in self.clients:
-            if client.uid in self.keeper.lost or client.uid in self.keeper.stopped:
+            if client.uid in self.keeper.lost or client.uid in self.cut_short:
                 continue
+            client.stop = False
             held = [op for op in client.operations if op.view is not None and op.operation_id]
             for op in held:
                 if op.view is not None and op.view.state == "Completed":
