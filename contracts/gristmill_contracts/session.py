@@ -168,8 +168,8 @@ class TrainingSessionSpec(Model):
     rate_card_ref: NameRef | None = None
     """The prices; not set = the tenant's. It never changes."""
     budget: BudgetSpec | None = None
-    """What the session may spend; not set = the tenant's budget alone. It may change at any time. On record;
-    no operation is refused for it yet."""
+    """What the session may spend; not set = the tenant's budget alone. It may change at any time: operations that
+    could pass it wait, and go on when it is raised."""
     queue_name: OptionalName = ""
     """Queue that the session waits in; empty = the tenant's. It never changes. Not served yet."""
     priority_class_name: str = Field(default="", max_length=63)

@@ -66,7 +66,7 @@ class TenantBudget(Model):
     currency: CurrencyCode = "USD"
     """ISO 4217 code; that of the tenant's rate card."""
     hard: Decimal
-    """No operation is admitted past this amount, as 250.00."""
+    """No operation is started that could pass this amount, as 250.00."""
     soft_percent: int = Field(default=80, ge=1, le=100)
     """A warning at this share of it."""
 
@@ -132,7 +132,7 @@ class TenantSpec(Model):
     rate_card_ref: NameRef | None = None
     """The prices of sessions that name none; not set = their tokens are counted and not priced."""
     budget: TenantBudget | None = None
-    """What it may spend; not set = no bound. On record; no operation is refused for it yet."""
+    """What it may spend; not set = no bound. Operations that could pass it wait, and go on when it is raised."""
     queue_name: OptionalName = ""
     """Queue of sessions that name none. Not served yet."""
     priority_class_name: str = Field(default="", max_length=63)
