@@ -11,6 +11,7 @@ import uvicorn
 
 from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_ledger.app import make_app
+from gristmill_ledger.chain import command
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.logs import configure
 from gristmill_ledger.settings import LedgerSettings
@@ -47,10 +48,13 @@ class LedgerServer(uvicorn.Server):
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 after a clean stop, 2 for bad settings, 3 if the database or port failed."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["verify"]:
+        return command.main(given[1:])
     parser = argparse.ArgumentParser(
         prog="python -m gristmill_ledger",
         description="Keep usage, prices, checkpoints and tenants; answer what was used and what it "
-        "cost.",
+        "cost. `verify` (see `verify --help`) verifies the ledger's rows instead.",
         epilog="environment:\n" + describe_settings(LedgerSettings),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -28,17 +28,17 @@ def export_start(connection: Connection, keys: Sequence[VerifierKey], now_us: in
     return export.header(keys, now_us) + export.item("tenants", tenants)
 
 
-def export_page(connection: Connection, tenant: str, after: int, last: int | None = None) -> Page:
+def export_page(connection: Connection, tenant: str, after: int) -> Page:
     """The next rows of a tenant behind number `after`, with the signed heads that name one of them.
 
-    last: where the export is to end; None = at the tenant's head. Raises InvalidRequestError for an
-    `after` beyond the last row.
+    Raises InvalidRequestError for an `after` beyond the last row.
     """
     digest = row_hash_at(connection, tenant, after)
     if digest is None:
         raise InvalidRequestError(f"tenant {tenant!r} has no row {after}; begin at 0, or at a head")
     head = chain_head(connection, tenant)
-    rows = rows_after(connection, tenant, after, last or head.seq, limits.CHAIN_PAGE_ROWS)
+    # Beyond the head too: rows that the ledger does not own up to are for the auditor to see.
+    rows = rows_after(connection, tenant, after, limits.QUANTITY_MAX, limits.CHAIN_PAGE_ROWS)
     ended = len(rows) < limits.CHAIN_PAGE_ROWS
     end = after + len(rows)
     # The head of the row that the page begins behind too: who begins there needs it.

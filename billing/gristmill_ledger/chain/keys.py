@@ -16,14 +16,27 @@ def open_key(settings: LedgerSettings) -> SigningKey | None:
 
     Raises OSError or ValueError for a file that cannot be read or holds no key.
     """
-    path = settings.chain_key_file
+    path = _path(settings)
     if path is None:
-        if settings.url.startswith("postgresql"):
-            log.warning("chain_unsigned", extra={"remedy": "set chain_key_file"})
-            return None
-        path = _beside(settings) / KEY_FILE
+        log.warning("chain_unsigned", extra={"remedy": "set chain_key_file"})
+        return None
+    if settings.chain_key_file is None:
         _make(path)
     return read_key_pem(path.read_bytes(), settings.chain_name)
+
+
+def existing_key(settings: LedgerSettings) -> SigningKey | None:
+    """As `open_key`, and None where no key was made yet."""
+    path = _path(settings)
+    if path is None or (settings.chain_key_file is None and not path.exists()):
+        return None
+    return read_key_pem(path.read_bytes(), settings.chain_name)
+
+
+def _path(settings: LedgerSettings) -> Path | None:
+    if settings.chain_key_file is not None:
+        return settings.chain_key_file
+    return None if settings.url.startswith("postgresql") else _beside(settings) / KEY_FILE
 
 
 def _beside(settings: LedgerSettings) -> Path:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from gristmill_contracts import limits
 from gristmill_contracts.chain import encoding
@@ -57,6 +57,13 @@ def row_hash_at(connection: Connection, tenant: str, seq: int) -> bytes | None:
     query = select(table.hash).where(table.tenant == tenant, table.seq == seq)
     digest = connection.execute(query).scalar_one_or_none()
     return None if digest is None else bytes(digest)
+
+
+def last_row(connection: Connection, tenant: str) -> int:
+    """The highest number that a row of the tenant carries; 0 = no row."""
+    table = schema.usage_event.c
+    query = select(func.max(table.seq)).where(table.tenant == tenant)
+    return connection.execute(query).scalar_one() or 0
 
 
 def walk_page(connection: Connection, walk: Walk, last: int) -> None:

@@ -119,7 +119,7 @@ class Walk:
         if last is not None and last[0] > self.seq:
             raise BrokenChainError(self._lost(last[0], "the ledger's head names"))
         if last is not None and last != (self.seq, self.hash):
-            what = f"the ledger's head is row {last[0]} with another hash than the rows have"
+            what = f"the ledger's head names row {last[0]} as the last one, by another hash than row {self.seq} has"
             raise BrokenChainError(Fault(tenant=self.tenant, seq=self.seq, event_id="", what=what))
 
     def _lost(self, seq: int, who: str) -> Fault:
