@@ -3,6 +3,7 @@
 import typer
 
 from gristmill_cli.commands import (
+    budget,
     charges,
     env,
     estimate,
@@ -33,6 +34,7 @@ app.command()(charges.rerate)
 app.command()(estimate.estimate)
 app.command()(status.status)
 app.command("doctor", hidden=True)(status.status)
+app.add_typer(budget.app, name="budget")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 
