@@ -14,6 +14,7 @@ from gristmill_contracts.errors import UnavailableError
 from gristmill_contracts.http import CheckpointPage, Empty, HeartbeatPage, RegisterSession
 from gristmill_contracts.ids import TenantName
 from gristmill_contracts.secrets import producer_secret
+from gristmill_ledger.schema import release_grant
 from gristmill_meter.drain import Drain
 from gristmill_meter.ledger_client import LedgerClient as MeterLedger
 from gristmill_testing.fake_disk import FakeDisk
@@ -78,9 +79,15 @@ class Cluster:
         world.ledger = self.link(attempt)  # type: ignore[assignment]
         world.disk = disk or world.disk
         self.worlds.append(world)
+        await self.let_grants_run_out()
         await world.start(attempt=attempt)
         await world.until(lambda: world.session.serves or world.session.broken is not None)
         return world
+
+    async def let_grants_run_out(self) -> None:
+        """As if the attempt before had been silent for half a minute: what is released now is the new one's."""
+        update = release_grant.update().values(until_us=0)
+        await self.client.ledger.database.write(lambda c: c.execute(update).rowcount)
 
     async def beat(self) -> Any:
         page = await self.operator.ask(HeartbeatPage, "GET", "/v1/heartbeats")
