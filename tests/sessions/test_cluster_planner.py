@@ -78,6 +78,14 @@ def removed(**fields: Any) -> TrainingSession:
     return running(deleted_us=NOW_US - SECOND_US, **fields)
 
 
+def overdue(by_us: int = 0) -> TrainingSession:
+    """Its deletion was noticed so long ago that nothing is waited for any more."""
+    noticed = condition(
+        "Deleted", "False", "InProgress", last_transition_time_us=OVERDUE_US - by_us
+    )
+    return running(noticed, deleted_us=OVERDUE_US - by_us)
+
+
 def over(kind: str = "Failed", **fields: Any) -> TrainingSession:
     return running(condition(kind), status={"end_time_us": NOW_US}, **fields)
 
@@ -196,8 +204,10 @@ ENDING: list[Case] = [
     ("what is over stays over", world(over(**STOP), heartbeat=CLOSED), "over", ()),
 ]  # fmt: skip
 
+UNSEEN = running(deleted_us=NOW_US - 3600 * SECOND_US)
 DELETED: list[Case] = [
     ("a deleted session is drained first", world(removed(), pod()), "removal", (Drain(),)),
+    ("also where nobody saw for long that it was", world(UNSEEN, pod()), "removal", (Drain(),)),
     ("then its pods go", world(removed(), pod(), heartbeat=CLOSED), "removal", (DeletePods(pods=refs(pod())),)),
     ("then it, and its volume stays", world(removed(), heartbeat=CLOSED), "removal",
      (KeepVolume(unflushed=False), Release())),
@@ -211,12 +221,12 @@ DELETED: list[Case] = [
      "removal", (replace(GAP, reason="NamespaceTerminating"),)),
     ("that is recorded, and it goes", world(removed(), heartbeat=SILENT, namespace_terminating=True,
      gap_recorded=True), "removal", (Release(),)),
-    ("the wait is bounded", world(running(deleted_us=OVERDUE_US), heartbeat=SILENT, job=job()), "removal",
+    ("the wait is bounded", world(overdue(), heartbeat=SILENT, job=job()), "removal",
      (replace(GAP, reason="FlushAbandoned"), KeepVolume(unflushed=True), Release())),
-    ("whatever is left", world(running(deleted_us=OVERDUE_US), pod(), heartbeat=PARTLY), "removal",
+    ("whatever is left", world(overdue(), pod(), heartbeat=PARTLY), "removal",
      (DeletePods(pods=refs(pod())), replace(GAP, reason="FlushAbandoned"), KeepVolume(unflushed=True), Release())),
-    ("but not a moment early", world(running(deleted_us=OVERDUE_US + 1), heartbeat=SILENT, job=job()), "removal", ()),
-    ("usage that nobody knows of is recorded as such", world(running(deleted_us=OVERDUE_US)), "removal",
+    ("but not a moment early", world(overdue(by_us=-1), heartbeat=SILENT, job=job()), "removal", ()),
+    ("usage that nobody knows of is recorded as such", world(overdue()), "removal",
      (RecordGap(attempt=1, acked_seq=0, head_seq=None, reason="FlushAbandoned"), KeepVolume(unflushed=True),
       Release())),
     ("a pod on a lost node holds nothing up", world(removed(), deleting(lost(pod())), heartbeat=CLOSED), "removal",

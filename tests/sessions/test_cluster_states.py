@@ -225,7 +225,9 @@ ENDED: list[Row] = [
 
 
 def gone(*conditions: Condition, seconds: int = 1, **fields: Any) -> TrainingSession:
-    return running(*conditions, deleted_us=NOW_US - seconds * SECOND_US, **fields)
+    at_us = NOW_US - seconds * SECOND_US
+    noticed = condition("Deleted", "False", "InProgress", last_transition_time_us=at_us)
+    return running(noticed, *conditions, deleted_us=at_us, **fields)
 
 
 DELETED: list[Row] = [

@@ -40,7 +40,9 @@ def fresh() -> TrainingSession:
 
 
 def removed(seconds: int) -> TrainingSession:
-    return running(deleted_us=NOW_US - seconds * SECOND_US)
+    at_us = NOW_US - seconds * SECOND_US
+    noticed = condition("Deleted", "False", "InProgress", last_transition_time_us=at_us)
+    return running(noticed, deleted_us=at_us)
 
 
 def stuck(seconds: int = 180) -> object:

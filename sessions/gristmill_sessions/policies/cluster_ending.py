@@ -142,8 +142,9 @@ def removal(observed: Observed) -> Plan | None:
     if labels.METERING_FLUSH not in meta.finalizers:
         others = ", ".join(meta.finalizers) or "nothing"
         return _deleting("InProgress", f"waits for finalizers of others: {others}")
-    step = close(observed, meta.deletion_time_us)
-    overdue_us = meta.deletion_time_us + FLUSH_ABANDON_US
+    since_us = _noticed_us(observed)
+    step = close(observed, since_us)
+    overdue_us = since_us + FLUSH_ABANDON_US
     overdue = observed.now_us >= overdue_us
     if step.done:
         return _go(observed, step, recorded=step.reason == "GapRecorded")
@@ -166,6 +167,12 @@ def removal(observed: Observed) -> Plan | None:
         notes=_flush_note(observed, step),
         again_at_us=min(again, default=None),
     )
+
+
+def _noticed_us(observed: Observed) -> int:
+    """When the deletion was noticed: however long nobody looked, the meter is asked, and has its time."""
+    known = conditions.find(observed.conditions, conditions.DELETED)
+    return observed.now_us if known is None else known.last_transition_time_us
 
 
 def _go(observed: Observed, step: Step, *, recorded: bool) -> Plan:
