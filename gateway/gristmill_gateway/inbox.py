@@ -47,10 +47,13 @@ class Inbox:
             raise error from refused
 
     async def find(self, operation: OpId) -> OperationView | None:
-        """What the ledger knows of an operation; None = nothing, or nothing just now."""
+        """What the ledger knows of an operation; None = nothing.
+
+        Raises UnavailableError where it cannot tell just now: what it may have accepted is not lost.
+        """
         try:
             return await self.ledger.archived(operation)
-        except (NotFoundError, UnavailableError):
+        except NotFoundError:
             return None
 
     async def skip(self, tenant: str, operation: OpId) -> OperationView | None:
@@ -60,7 +63,7 @@ class Inbox:
         )
         try:
             await self.ledger.close_inbox(operation.session, message)
-        except (NotFoundError, UnavailableError):
+        except NotFoundError:
             return None
         return await self.find(operation)
 

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 
 from gristmill_contracts import limits
 from gristmill_contracts.credentials import EndpointSecret, EndpointSecretSpec
+from gristmill_contracts.errors import UnavailableError
 from gristmill_contracts.http import RegisterProducer
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.inbox import AckInbox, ArchiveOperations, ClaimInbox
@@ -168,6 +169,20 @@ def test_what_a_starting_meter_does_not_know_yet_still_waits(world: World) -> No
     operation = train(world, 1)
     serve_again(world)
     assert status(world, operation) == "Pending"
+
+
+def test_what_waits_is_not_lost_while_the_ledger_cannot_tell(
+    world: World, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The meter that starts does not know it yet: only the ledger could say that nobody does."""
+    operation = train(world, 1)
+    serve_again(world)
+
+    async def away(_work: object) -> None:
+        raise UnavailableError("the database is away")
+
+    monkeypatch.setattr(ledger.database, "read", away)
+    assert status(world, operation) == "InProgress"
 
 
 def test_a_result_is_told_from_the_archive_while_nobody_serves(

@@ -11,6 +11,7 @@ from gristmill_contracts.http import OperationView, Problem, StreamChunk
 from gristmill_contracts.ids import OpId, SessionUid
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_meter.ports import ExecuteCall
+from gristmill_testing.chains import broken_chains
 from gristmill_testing.fake_worker import FakeWorker, Weights, prompt_tokens, sample_tokens
 from gristmill_testing.simulation.client import ClientOp
 
@@ -157,6 +158,9 @@ class Audit:
         for tenant, found in seqs.items():
             if sorted(found) != list(range(1, len(found) + 1)) or heads[tenant] != len(found):
                 self.fail(f"sequence of {tenant} is {found}, its head {heads.get(tenant)}")
+        with self.world.books.look() as connection:
+            for fault in broken_chains(connection):
+                self.fail(f"the chain is broken: {fault}")
         doubled = [key for key, n in Counter(row["event_id"] for row in rows).items() if n > 1]
         if doubled:
             self.fail(f"events stored twice: {doubled}")

@@ -73,15 +73,9 @@ class SimStore:
         self.endpoints.clear()
         self.changes += 1
 
-    def put_endpoint(
-        self, name: str, namespace: str, uid: str, attempt: int, host: str, secret: str
-    ) -> None:
-        spec = EndpointSecretSpec(
-            session_uid=uid, attempt=attempt, endpoint=f"http://{host}", secret=secret
-        )
-        self.endpoints[name] = EndpointSecret(
-            metadata=Metadata(name=name, namespace=namespace), spec=spec
-        )
+    def put_endpoint(self, name: str, namespace: str, spec: EndpointSecretSpec) -> None:
+        meta = Metadata(name=name, namespace=namespace)
+        self.endpoints[name] = EndpointSecret(metadata=meta, spec=spec)
         self.changes += 1
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from gristmill_contracts.budgets import TOKENS, PutBudget
 from gristmill_contracts.cluster_http import UsageGap
+from gristmill_contracts.credentials import EndpointSecretSpec
 from gristmill_contracts.http import Assignment, RegisterSession
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_testing.simulation.client import LOST
@@ -85,10 +86,12 @@ class Keeper:
             self.world.store.put_endpoint,
             self.world.names[uid],
             self.world.tenant_of[uid],
-            uid,
-            attempt,
-            pod.meter_host,
-            secret,
+            EndpointSecretSpec(
+                session_uid=uid,
+                attempt=attempt,
+                endpoint=f"http://{pod.meter_host}",
+                secret=secret,
+            ),
         )
 
     def _start(self, pod: Pod) -> None:
