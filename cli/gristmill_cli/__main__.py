@@ -13,6 +13,7 @@ from gristmill_cli.commands import (
     status,
     up,
     usage,
+    verify,
 )
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command()(resources.get)
 app.command()(resources.describe)
 app.command()(resources.delete)
 app.command()(usage.usage)
+app.command()(verify.verify)
 app.command()(charges.explain)
 app.command()(charges.rerate)
 app.command()(estimate.estimate)
