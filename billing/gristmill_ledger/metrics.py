@@ -1,4 +1,4 @@
-"""What the ledger counts about itself, for Prometheus. No label ever names a tenant or a session."""
+"""What the ledger counts about itself, for Prometheus. No label ever names a session or a request."""
 
 import time
 
@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from gristmill_contracts import metrics as names
 from gristmill_ledger.budget_metrics import BudgetMetrics
+from gristmill_ledger.rating_metrics import RatingMetrics
 
 
 class Metrics:
@@ -13,6 +14,27 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.budgets = BudgetMetrics(self.registry)
+        self._count_usage()
+        self._count_inbox()
+        self._watch_chains()
+        self.commit_seconds = Histogram(
+            names.LEDGER_COMMIT_SECONDS,
+            "Time of a writing transaction, commit included",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.5, 1, 5),
+            registry=self.registry,
+        )
+        self.producers = Gauge(
+            names.LEDGER_PRODUCERS, "Registered producers", registry=self.registry
+        )
+        self.heartbeat_age_seconds = Gauge(
+            names.LEDGER_HEARTBEAT_AGE_SECONDS,
+            "Age of the newest heartbeat of any session; -1 before the first",
+            registry=self.registry,
+        )
+        self.heartbeat_age_seconds.set(-1)
+
+    def _count_usage(self) -> None:
         self.events = Counter(
             names.LEDGER_EVENTS,
             "Usage events received, by what became of them",
@@ -26,14 +48,7 @@ class Metrics:
             "Usage events stored with something odd about them",
             registry=self.registry,
         )
-        self.unpriced = Counter(
-            names.LEDGER_UNPRICED_EVENTS,
-            "Usage events rated without an amount, for a token had no price",
-            registry=self.registry,
-        )
-        self.unrated = Gauge(
-            names.LEDGER_UNRATED_EVENTS, "Stored usage events not rated yet", registry=self.registry
-        )
+        self.rating = RatingMetrics(self.registry)
         self.log_lost = Counter(
             names.LEDGER_LOG_LOST,
             "Registrations of a log that is older than what it was acknowledged for",
@@ -44,6 +59,8 @@ class Metrics:
             "Gaps in a session's usage that were put on record",
             registry=self.registry,
         )
+
+    def _count_inbox(self) -> None:
         self.inbox_operations = Counter(
             names.LEDGER_INBOX_OPERATIONS,
             "Operations accepted while no meter served, by what became of them",
@@ -57,13 +74,8 @@ class Metrics:
             "Ended operations whose results are served after their session's meter has gone",
             registry=self.registry,
         )
-        self.budgets = BudgetMetrics(self.registry)
-        self.commit_seconds = Histogram(
-            names.LEDGER_COMMIT_SECONDS,
-            "Time of a writing transaction, commit included",
-            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.5, 1, 5),
-            registry=self.registry,
-        )
+
+    def _watch_chains(self) -> None:
         self.heads_signed = Counter(
             names.LEDGER_HEADS_SIGNED,
             "Heads of chains that this process signed",
@@ -75,20 +87,13 @@ class Metrics:
             registry=self.registry,
         )
         self.chain_unverified = Gauge(
-            names.CHAIN_UNVERIFIED_ROWS, "Stored rows that it has not come to", registry=self.registry
+            names.CHAIN_UNVERIFIED_ROWS,
+            "Stored rows that it has not come to",
+            registry=self.registry,
         )
         self.chain_failures = Counter(
             names.CHAIN_FAILURES, "Tenants whose chain was found broken", registry=self.registry
         )
-        self.producers = Gauge(
-            names.LEDGER_PRODUCERS, "Registered producers", registry=self.registry
-        )
-        self.heartbeat_age_seconds = Gauge(
-            names.LEDGER_HEARTBEAT_AGE_SECONDS,
-            "Age of the newest heartbeat of any session; -1 before the first",
-            registry=self.registry,
-        )
-        self.heartbeat_age_seconds.set(-1)
 
     def committed(self, seconds: float) -> None:
         self.commit_seconds.observe(seconds)
