@@ -48,11 +48,11 @@ class Follower:
         """Rate until nothing is left; returns how many rows that were."""
         rated = 0
         behind = await self.database.read(rows_behind)
-        self.metrics.unrated.set(behind)
+        self.metrics.rating.unrated.set(behind)
         while behind:
             done = await self._step()
             rated += done.rows
-            self.metrics.unrated.set(max(0, behind - rated))
+            self.metrics.rating.unrated.set(max(0, behind - rated))
             if not (done.more and done.rows):
                 break
         return rated
@@ -64,6 +64,6 @@ class Follower:
             lambda c: rate_behind(c, book=self.book, now_us=now_us(), rows_max=rows_max)
         )
         if done.unpriced:
-            self.metrics.unpriced.inc(done.unpriced)
+            self.metrics.rating.unpriced.inc(done.unpriced)
             log.error("usage_unpriced", extra={"rows": done.unpriced, "book": self.book})
         return done

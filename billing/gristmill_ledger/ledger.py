@@ -33,6 +33,7 @@ from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.release import clock_us, grant_releases
 from gristmill_ledger.settings import LedgerSettings
 from gristmill_ledger.sweeper import Sweeper
+from gristmill_ledger.usage import cost_so_far
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +207,9 @@ class Ledger:
     async def metrics_text(self) -> bytes:
         producers, heartbeat_us, budgets = await self.database.read(_gauges)
         self.metrics.budgets.show(budgets)
+        if self.metrics.rating.costs_are_old:
+            book = self.settings.price_book
+            self.metrics.rating.show(await self.database.read(lambda c: cost_so_far(c, book)))
         return self.metrics.text(producers=producers, heartbeat_us=heartbeat_us)
 
 

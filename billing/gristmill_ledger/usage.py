@@ -20,6 +20,7 @@ book, else by the ledger's, `price_book`; the answer's `currency` is that of all
 alone and `operations` counts those that ran some of it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -88,6 +89,18 @@ def usage_page(connection: Connection, query: UsageQuery, book: str) -> Json:
         "currency": _common_currency(rows, rates.prices(book).currency),
         "price_book": book,
     }
+
+
+def cost_so_far(connection: Connection, book: str) -> dict[tuple[str, str], int]:
+    """(tenant, currency) -> pico-units of all usage, without what has no price."""
+    rates = load_rates(connection)
+    found: dict[tuple[str, str], int] = defaultdict(int)
+    query = UsageQuery(group_by=("tenant",))
+    for row in connection.execute(_statement(query, book, rates)):
+        sums = _add([row], rates)
+        for currency in sums.currencies:
+            found[row[0], currency] += sum(sums.cost_pico.values())
+    return dict(found)
 
 
 def _common_currency(rows: list[Json], default: str | None) -> str | None:
