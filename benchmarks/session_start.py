@@ -1,6 +1,6 @@
 """From `kubectl apply` to the first metered operation: where the time goes, on a real node.
 
-    PYTHONPATH=tests/support python benchmarks/session_start.py [--runs 50]
+    PYTHONPATH=tests/support python benchmarks/session_start.py [--runs 50] [--cluster FOLDER]
 
 Node level of the test cluster (root): the chart as it ships, a tiny model, images that are there already. Each
 run applies a session, waits until a `forward` of one datum is answered, and stops it. Moments are those at
@@ -24,6 +24,7 @@ from gristmill_testing.cluster import Cluster
 from gristmill_testing.node_lab import PLACE, TINY, Lab, open_lab
 from gristmill_testing.operator_watch import Api
 from gristmill_testing.raw_wire import RawSession, datum, forward, raw_clients
+from gristmill_testing.release import remove_everything
 
 Json = dict[str, Any]
 PATH: Final = f"/apis/gristmill.dev/v1alpha1/namespaces/{PLACE}/trainingsessions"
@@ -36,6 +37,8 @@ STEPS: Final = (
     ("running", "answered", "first operation, metered"),
 )
 FLOOR_MS, GOAL_MS = 500.0, 250.0
+UP_S = 600
+"""Images are made anew where the code has changed."""
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ def one_run(lab: Lab, api: Api, watcher: Watcher, name: str) -> Run:
     if not run.running.wait(300):
         raise RuntimeError(f"session {name} did not run: {lab.logs(name)}")
     session = RawSession(clients=raw_clients(lab.environment), name=name)
-    answer = session.run(forward([datum([7, 11])]))
+    answer = session.run(forward(datum([7, 11])))
     if answer["status"] != "Completed":
         raise RuntimeError(f"the first operation ended {answer['status']}")
     run.note("answered")
@@ -141,24 +144,35 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--output", choices=["table", "json"], default="table")
+    parser.add_argument(
+        "--cluster", type=Path, help="folder of a node level that is up, and stays so"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gmb-", dir="/var/tmp") as parent:
-        cluster = Cluster(Path(parent) / "c")
+        cluster = Cluster(given.cluster or Path(parent) / "c")
         try:
-            cluster.control("up", "--level", "node", timeout=300)
+            if not given.cluster:
+                cluster.control("up", "--level", "node", timeout=UP_S)
             cluster.enter()
-            lab = open_lab(cluster, Path(parent))
-            api = Api(cluster.folder / "pki")
-            watcher = Watcher(api)
-            watcher.start()
-            one_run(lab, api, watcher, "warm-up")
-            runs = []
-            for number in range(given.runs):
-                runs.append(one_run(lab, api, watcher, f"run-{number}"))
-                sys.stderr.write(f"\r{number + 1} of {given.runs}")
-            report(runs, given.output)
+            report(measure(cluster, Path(parent), given.runs), given.output)
         finally:
-            cluster.control("down")
+            if given.cluster:
+                remove_everything(cluster)
+            else:
+                cluster.control("down")
+
+
+def measure(cluster: Cluster, folder: Path, count: int) -> list[Run]:
+    remove_everything(cluster)
+    lab, api = open_lab(cluster, folder), Api(cluster.folder / "pki")
+    watcher = Watcher(api)
+    watcher.start()
+    one_run(lab, api, watcher, "warm-up")
+    runs = []
+    for number in range(count):
+        runs.append(one_run(lab, api, watcher, f"run-{number}"))
+        sys.stderr.write(f"\r{number + 1} of {count}")
+    return runs
 
 
 if __name__ == "__main__":
