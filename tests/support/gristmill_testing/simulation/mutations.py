@@ -166,6 +166,55 @@ MUTATIONS = (
         new="table.c.attempt < attempt",
         seed=0,
     ),
+    Mutation(
+        name="the rest of a hold stays reserved for ever",
+        where="gristmill_ledger.budgets.holds:resolve",
+        old="add(changes, balance.period, balance.released(balance.rest))",
+        new="pass",
+        seed=0,
+    ),
+    Mutation(
+        name="a lease is freed when its time runs out",
+        where="gristmill_ledger.budgets.holds:suspend",
+        old="Change(reserved=-balance.rest, suspense=balance.rest)",
+        new="Change(reserved=-balance.rest)",
+        seed=0,
+    ),
+    Mutation(
+        name="what is posted is set instead of added to",
+        where="gristmill_ledger.budgets.holds:add",
+        old="change.posted += more.posted",
+        new="change.posted = more.posted",
+        seed=0,
+    ),
+    Mutation(
+        name="a lease is spent twice",
+        where="gristmill_meter.wallet:Wallet._hold",
+        old="purse.free[budget] -= amount",
+        new="pass",
+        seed=0,
+    ),
+    Mutation(
+        name="a lease is spent after its time",
+        where="gristmill_meter.wallet:Purse.usable",
+        old=" and now_us < self.expires_us",
+        new="",
+        seed=0,
+    ),
+    Mutation(
+        name="the inbox is drained twice",
+        where="gristmill_meter.decisions:on_taken",
+        old='if submit.stream == "log" and number <= state.inbox_number:',
+        new="if False:",
+        seed=0,
+    ),
+    Mutation(
+        name="the inbox is acknowledged before its operations are durable",
+        where="gristmill_meter.inbox:Inbox._take",
+        old="await session.log.durable(session.log.appended_number)",
+        new="pass",
+        seed=0,
+    ),
 )
 
 
