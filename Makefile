@@ -15,6 +15,8 @@ WORKERS ?= 2
 FUZZ_CASES ?= 2000
 FUZZ := GRISTMILL_FUZZ_CASES=$(FUZZ_CASES)
 ARGS ?=
+# Rounds of real kills.
+ROUNDS ?= 20
 # Seeds of the simulator.
 SEEDS ?= 1000-1999
 # The test cluster's level: node, or control (API server, controllers and scheduler only).
@@ -103,8 +105,8 @@ test-cluster: setup-model cluster-build ## Every test that needs the cluster (AR
 ##@ Prove
 
 .PHONY: crash-test
-crash-test: setup ## kill -9, lost answers, cut streams, unsynced bytes dropped: no token lost or billed twice
-	@$(PYTEST) tests/meter tests/e2e/test_crash.py tests/e2e/test_faults.py $(ARGS)
+crash-test: setup ## ROUNDS of kill -9 on every part and on PostgreSQL, lost answers, cut streams: no token lost or billed twice
+	@GRISTMILL_CRASH_ROUNDS=$(ROUNDS) $(PYTEST) tests/meter tests/e2e/test_crash.py tests/e2e/test_crash_rounds.py tests/e2e/test_faults.py $(ARGS)
 
 .PHONY: simulate
 simulate: setup ## Seeds of the deterministic simulator (SEEDS=1000-1999; one seed with ARGS=--verbose shows all)

@@ -56,8 +56,8 @@ class CrashRounds:
         with ThreadPoolExecutor(max_workers=1) as pool:
             turn = pool.submit(self.run.turn, self.rounds)
             time.sleep(delay_s)  # the moment of the kill, not a synchronisation
-            self._kill(part)
             self.landed[part] += not turn.done()
+            self._kill(part)
             turn.result()
         self.kills[part] += 1
         self.rounds += 1
