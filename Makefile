@@ -124,6 +124,10 @@ bench-engine: setup ## Our worker against plain transformers + PEFT (ARGS="MODEL
 bench-overhead: setup ## What gateway and meter add to an operation
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/overhead.py $(ARGS)
 
+.PHONY: bench-meter
+bench-meter: setup ## What the meter costs: operations a second of a core, added latency, memory
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/meter_speed.py $(ARGS)
+
 .PHONY: bench-operator
 bench-operator: cluster-build ## A thousand sessions on a real API server, and one session's start on a real node
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/operator_scale.py $(ARGS)

@@ -19,6 +19,7 @@ from gristmill_meter.disk import LocalDisk
 from gristmill_meter.drain import Drain
 from gristmill_meter.folder_lock import lock_folder
 from gristmill_meter.ledger_client import LedgerClient, read_secret
+from gristmill_meter.listing import list_logs, table
 from gristmill_meter.meter import Meter
 from gristmill_meter.settings import MeterSettings
 from gristmill_meter.worker_client import WorkerClient
@@ -52,6 +53,11 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     settings = read_settings(MeterSettings, parser, arguments)
     setup_json_logging("meter", level=settings.log_level)
+    if given.list:
+        if given.command != "drain":
+            parser.error("--list is of drain: python -m gristmill_meter drain --list")
+        print(table(list_logs(LocalDisk(settings.data_dir))))
+        return
     secret = ""
     try:
         if settings.producer_secret_file is not None:
@@ -84,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=DRAIN_TIMEOUT_S,
         help="how long drain waits for the ledger (default %(default)s)",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="with drain: only tell which logs lie in the data folder; nothing is changed or sent",
     )
     return parser
 

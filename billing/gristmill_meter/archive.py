@@ -61,7 +61,27 @@ class Archiver:
             else:
                 return
 
+    async def ship_some(self) -> None:
+        """As much as goes in a moment: the process ends, and the session goes on elsewhere."""
+        session = self.session
+        if session.broken is not None or session.acked_seq < session.state.head_seq:
+            return
+        try:
+            async with asyncio.timeout(limits.ARCHIVE_DRAIN_S):
+                await self._ship_results()
+        except (GristmillError, TimeoutError) as error:
+            logger.warning(
+                "archive_waits", extra={"session": session.state.uid, "error": str(error)}
+            )
+
     async def _ship_once(self) -> None:
+        session, attempt = self.session, self.session.state.attempt
+        await self._ship_results()
+        await self.ledger.ack_inbox(
+            session.state.uid, AckInbox(attempt=attempt, taken=[], closes=REASON)
+        )
+
+    async def _ship_results(self) -> None:
         session, attempt = self.session, self.session.state.attempt
         shipped = 0
         async for page in self._pages():
@@ -72,9 +92,6 @@ class Archiver:
             )
             await self.ledger.archive(session.state.uid, request)
             shipped += len(page)
-        await self.ledger.ack_inbox(
-            session.state.uid, AckInbox(attempt=attempt, taken=[], closes=REASON)
-        )
         logger.info("archive_shipped", extra={"session": session.state.uid, "operations": shipped})
 
     async def _pages(self) -> AsyncIterator[list[ArchivedOperation]]:
@@ -106,7 +123,13 @@ class Archiver:
         kept = [
             record
             for record in session.state.records.values()
-            if record.terminal and not record.streaming and record.ended_us > oldest_us
+            if record.terminal
+            and not record.streaming
+            and record.claim != "waiting"  # It is billed when it is fetched, not before.
+            and (
+                record.state != "Refused" or session.state.closed
+            )  # Its number may be taken again.
+            and record.ended_us > oldest_us
         ]
         return sorted(kept, key=lambda record: record.ended_us, reverse=True)
 

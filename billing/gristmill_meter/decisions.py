@@ -244,7 +244,7 @@ class NextTrain:
 def next_train(state: SessionState, durable_frame: int) -> NextTrain | None:
     """The train operation with the lowest number, once everything below it was received.
 
-    An optim_step directly behind a refused chunk would step on half a gradient: it is skipped.
+    An optim_step behind a refused chunk of its accumulation would step on half a gradient: it is skipped.
     """
     waiting = [number for stream, number in state.open_keys if stream == "train"]
     number = min(waiting, default=state.next_number)
@@ -261,9 +261,12 @@ def next_train(state: SessionState, durable_frame: int) -> NextTrain | None:
 
 
 def _refused_chunk_before(state: SessionState, number: int) -> int:
-    """Number of a refused forward_backward with nothing but refused ones between; 0 = none."""
+    """Number of a refused forward_backward since the step or load before; 0 = none.
+
+    A step that was skipped ends an accumulation too: else one refusal would hold back all that follow.
+    """
     while (record := state.records.get(("train", number := number - 1))) is not None:
-        if record.state != "Refused":
+        if record.kind in ("optim_step", "load_state"):
             return 0
         if record.breaks_accumulation:
             return number

@@ -302,6 +302,8 @@ class Driver:
                 logger.warning("snapshot_abandoned", extra={"session": session.state.uid})
         while self._ships and clock() < deadline:
             await session.pulse.wait(deadline - clock())
+        if self.poster.registered and not session.shipped:
+            await self.archiver.ship_some()
         await self._return_leases()
         await self._cancel()
         await session.log.close()

@@ -9,6 +9,8 @@ import pytest
 
 from gristmill_contracts.usage import Counts
 from gristmill_meter.drain import EXITS, Drain, exit_status
+from gristmill_meter.listing import list_logs, table
+from gristmill_meter.segment import segment_header
 from gristmill_testing.fake_disk import FakeDisk, FakeFile
 from gristmill_testing.meter_world import UID, World, forward_backward, sample
 
@@ -270,3 +272,21 @@ def test_an_assignment_made_from_a_log_is_a_whole_one() -> None:
 
     made = _assignment_of(SessionState(uid=UID))
     assert msgspec.json.decode(msgspec.json.encode(made), type=Assignment) == made
+
+
+async def test_a_listing_tells_what_lies_there_and_changes_nothing(make_world: MakeWorld) -> None:
+    world = make_world()
+    await busy_then_lost(world)
+    world.disk.files["damaged/epoch"] = FakeFile(bytearray(b"1"))
+    world.disk.files["damaged/log-00000003.seg"] = FakeFile(bytearray(segment_header(9)))
+    before = {name: bytes(file.content) for name, file in world.disk.files.items()}
+    listed = {log.session: log for log in list_logs(world.disk)}
+    assert {name: bytes(file.content) for name, file in world.disk.files.items()} == before
+    own = listed[UID]
+    assert (own.tenant, own.attempt, own.state) == ("acme", 1, "open")
+    assert own.usage >= 2
+    assert own.waiting >= 1
+    assert listed["damaged"].state.startswith("unreadable: log damaged lost frames 1 to 8")
+    lines = table(list(listed.values())).splitlines()
+    assert lines[0].split() == ["SESSION", "TENANT", "ATTEMPT", "USAGE", "WAITING", "STATE"]
+    assert len(lines) == 3

@@ -263,3 +263,22 @@ class TestArchive:
         await world.until(lambda: world.session.shipped)
         assert sorted(key[2] for key in world.ledger.archived) == [1, 3, 4, 5]
         assert world.ledger.calls["archive"] == 2
+
+    async def test_a_process_that_goes_down_ships_what_was_billed_and_nothing_else(
+        self, world: World
+    ) -> None:
+        await world.start()
+        await world.train(1, forward_backward(5))
+        await world.refuse(2)
+        fetched = await world.sample(sample())
+        unfetched = await world.submit(None, sample(seed=4))
+        await world.until(lambda: not world.session.state.open_keys)
+        assert world.meter is not None
+        fill(world, entry(1, 3, forward_backward()))
+        await world.meter.close()
+        world.meter = None
+        assert sorted(key[1:] for key in world.ledger.archived) == [
+            ("log", fetched.number), ("train", 1),
+        ]  # fmt: skip
+        assert unfetched.number != fetched.number
+        assert len(world.ledger.inboxes[UID]) == 1, "the inbox stays open"

@@ -217,6 +217,25 @@ class TestRefusedNumbers:
         assert book.runs() == [1, 5, 6]
         assert book.state.records["train", 4].state == "Skipped"
 
+    def test_skip_the_step_of_their_accumulation_with_good_chunks_between(self) -> None:
+        book = Book()
+        book.refuse(1)
+        book.train(2)
+        book.train(3)
+        book.train(4, optim_step())
+        book.train(5)
+        book.train(6, optim_step())
+        assert book.runs() == [2, 3, 5, 6]
+        assert book.state.records["train", 4].state == "Skipped"
+
+    def test_that_were_corrected_skip_nothing(self) -> None:
+        book = Book()
+        book.refuse(1)
+        book.train(1)
+        book.train(2)
+        book.train(3, optim_step())
+        assert book.runs() == [1, 2, 3]
+
     def test_that_were_no_chunk_skip_nothing(self) -> None:
         book = Book()
         book.train(1)
