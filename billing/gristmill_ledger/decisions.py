@@ -99,12 +99,36 @@ def check_batch(batch: UsageBatch) -> None:
     if not batch.events:
         raise InvalidRequestError("the batch holds no event; send at least one")
     for index, event in enumerate(batch.events):
-        _check_event(f"events[{index}]", event)
+        if not _is_plain(event):
+            _check_event(f"events[{index}]", event)
         if event.producer_seq != batch.first_seq + index:
             raise InvalidRequestError(
                 f"events[{index}].producer_seq is {event.producer_seq}, not "
                 f"{batch.first_seq + index}; a batch is contiguous from first_seq"
             )
+
+
+def _is_plain(event: UsageEvent) -> bool:
+    """Whether every field is in bounds, at once: nearly all events are, and need no closer look."""
+    counts = event.counts
+    tokens = () if counts is None else (
+        counts.prefill, counts.cached_prefill, counts.sample, counts.train,
+    )  # fmt: skip
+    quantities = (event.producer_seq, event.n, event.number, event.attempt, *tokens)
+    times = (event.op_start_us, event.op_end_us)
+    names = (event.event_id, event.tenant, event.session, event.operation, event.model)
+    text = "".join((*names, event.project, event.key, event.lease))
+    return (
+        min(quantities) >= 0
+        and max(quantities) <= limits.QUANTITY_MAX
+        and min(times) >= -limits.QUANTITY_MAX
+        and max(times) <= limits.QUANTITY_MAX
+        and all(names)
+        and len(text) <= limits.LEDGER_TEXT_CHARS_MAX
+        and "\0" not in text
+        and event.kind in METER_KINDS
+        and not (event.corrects or event.reason)
+    )
 
 
 def _check_event(at: str, event: UsageEvent) -> None:
@@ -207,7 +231,7 @@ def oddities(
     if event.counts is None:
         reasons.append("unknown_usage")
     elif any(
-        getattr(event.counts, name) and prices.at(event.model, name, event.op_start_us) is None
+        getattr(event.counts, name) and not prices.has(event.model, name, event.op_start_us)
         for name in TOKEN_TYPES
     ):
         reasons.append("unpriced")

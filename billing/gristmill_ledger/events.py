@@ -27,9 +27,13 @@ from gristmill_ledger.registry import session_books
 _PRODUCER: Final = (
     select(schema.producer).where(schema.producer.c.producer == bindparam("key")).with_for_update()
 )
-_KNOWN: Final = select(schema.usage_event.c.event_id, schema.usage_event.c.payload_hash).where(
-    schema.usage_event.c.tenant == bindparam("key"),
-    schema.usage_event.c.event_id.in_(bindparam("ids", expanding=True)),
+# One parameter for all ids: a list of 500 makes another statement for each length, parsed each time.
+_SQLITE_KNOWN: Final = (
+    "SELECT event_id, payload_hash FROM usage_event "
+    "WHERE tenant = ? AND event_id IN (SELECT value FROM json_each(?))"
+)
+_POSTGRESQL_KNOWN: Final = (
+    "SELECT event_id, payload_hash FROM usage_event WHERE tenant = %s AND event_id = ANY(%s)"
 )
 _REGISTERED: Final = select(schema.session.c.uid).where(
     schema.session.c.tenant == bindparam("key"),
@@ -170,9 +174,14 @@ def _unknown_producer(producer: str) -> NotFoundError:
 
 
 def _known_hashes(connection: Connection, tenant: str, posts: Sequence[Post]) -> dict[str, bytes]:
-    ids = {event.event_id for post in posts for event in post.batch.events}
-    rows = connection.execute(_KNOWN, {"key": tenant, "ids": list(ids)})
-    return {row.event_id: bytes(row.payload_hash) for row in rows}
+    ids = list({event.event_id for post in posts for event in post.batch.events})
+    if connection.dialect.name == "sqlite":
+        found = connection.exec_driver_sql(
+            _SQLITE_KNOWN, (tenant, msgspec.json.encode(ids).decode())
+        )
+    else:
+        found = connection.exec_driver_sql(_POSTGRESQL_KNOWN, (tenant, ids))
+    return {event_id: bytes(digest) for event_id, digest in found}
 
 
 def _rows(

@@ -58,6 +58,14 @@ class PriceList:
                 return row
         return None
 
+    def has(self, model: str, token_type: str, start_us: int) -> bool:
+        """Whether `at` would find a price, without looking which."""
+        for name in (model, ANY_MODEL):
+            rows = self.rows.get((name, token_type))
+            if rows and rows[0][0] <= start_us:
+                return True
+        return False
+
 
 def _newest(rows: list[tuple[int, int]], start_us: int) -> int | None:
     index = bisect_right(rows, start_us, key=lambda row: row[0])

@@ -4,6 +4,7 @@ An operation is named once, by its client or its meter, and every later id is co
 name, so that whoever takes over a retry computes the same ids.
 """
 
+import hashlib
 import uuid
 from typing import Final, Literal, NamedTuple, NewType
 
@@ -23,6 +24,9 @@ UsageKind = Literal["usage", "attempt", "adjustment", "void"]
 """
 
 EVENT_NAMESPACE: Final = uuid.UUID("6b1f3c60-5f0e-5a51-9a51-0d6f1e0d9c01")
+_EVENT_PREFIX: Final = EVENT_NAMESPACE.bytes
+_VARIANTS: Final = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+"""The two highest bits of a UUID's ninth byte are 1 and 0."""
 CHECKPOINT_NAMESPACE: Final = uuid.UUID("6b1f3c60-5f0e-5a51-9a51-0d6f1e0d9c02")
 
 
@@ -48,7 +52,11 @@ def parse_op_id(text: str) -> OpId:
 
 def event_id(op: OpId, kind: UsageKind, n: int = 0) -> EventId:
     """UUIDv5 of (operation, kind, n): the dedupe key of a usage event in the ledger."""
-    return EventId(str(uuid.uuid5(EVENT_NAMESPACE, f"{op}/{kind}/{n}")))
+    name = f"{op.session}/{op.stream}/{op.number}/{kind}/{n}"
+    # As `uuid.uuid5` does it, in a quarter of its time: the ledger computes it for every event.
+    text = hashlib.sha1(_EVENT_PREFIX + name.encode(), usedforsecurity=False).hexdigest()
+    variant = _VARIANTS[text[16]]
+    return EventId(f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}")
 
 
 def checkpoint_id(op: OpId) -> CheckpointId:
