@@ -193,14 +193,17 @@ def standing_of(
     at_us: int,
 ) -> Standing:
     told = 1 if view is None else view.next_number
+    never_asked = row is None or row.claimed_by is None
+    old_meter = never_asked and owning_attempt(connection, uid) is not None
     if row is None:
-        return Standing(next_number_told=told)
+        return Standing(next_number_told=told, old_meter=old_meter)
     return Standing(
         log_number=row.log_number,
         waiting=row.waiting,
         waiting_bytes=row.waiting_bytes,
         served=is_served(_holder(connection, uid, row, view), at_us),
         closed=row.closed_us is not None,
+        old_meter=old_meter,
         next_number_told=told,
     )
 

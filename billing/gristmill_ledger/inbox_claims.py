@@ -53,13 +53,12 @@ def claim(connection: Connection, uid: str, request: ClaimInbox) -> Claimed:
     checks.quantity("after", request.after)
     check_owner(connection, uid, request.attempt)
     row = lock_inbox(connection, uid, session_tenant(connection, uid) or "")
+    asked: dict[str, int] = {"claimed_by": request.attempt}
     if row.waiting == 0:
-        table = schema.inbox
-        connection.execute(
-            table.update()
-            .where(table.c.session == uid)
-            .values(served_by=request.attempt, served_us=clock_us(connection))
-        )
+        asked |= {"served_by": request.attempt, "served_us": clock_us(connection)}
+    table = schema.inbox
+    connection.execute(table.update().where(table.c.session == uid).values(**asked))
+    if row.waiting == 0:
         return Claimed(tenant=row.tenant, rows=[], served=True)
     entry = schema.inbox_entry
     found = connection.execute(

@@ -47,6 +47,8 @@ class Standing:
     waiting_bytes: int = 0
     served: bool = False
     closed: bool = False
+    old_meter: bool = False
+    """Its meter has registered and never asked for the inbox: one of the release before, which takes nothing."""
     next_number_told: int = 1
     """Lowest train number that the meter had not received, as its last heartbeat said."""
 
@@ -97,6 +99,11 @@ def decide(
 def _check_open(standing: Standing) -> None:
     if standing.closed:
         raise ConflictError("the session is over; create a new one")
+    if standing.old_meter:
+        raise UnavailableError(
+            "the session's meter is of a release that takes nothing from an inbox; send the operation "
+            "again when it serves"
+        )
     if standing.served:
         raise ServedError("the session's meter serves; send the operation there")
 

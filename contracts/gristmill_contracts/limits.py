@@ -144,6 +144,12 @@ ARCHIVE_SHIP_S_MAX: Final = 300.0
 """How long the end of a session waits for a ledger that does not take its results."""
 ARCHIVE_SWEEP_S: Final = 60.0
 """How often the ledger looks for archived results whose retention is over."""
+ORPHAN_AGE_S: Final = 3600.0
+"""A body of an operation that no row names is removed once it is older than this."""
+ORPHAN_LOOK_S: Final = 6 * 3600.0
+"""How often such bodies are looked for."""
+ARCHIVE_DRAIN_S: Final = 5.0
+"""How long a meter that goes down ships results, so that they can be read until the next one is there."""
 ARCHIVE_SWEEP_MAX: Final = 1000
 """Results that are removed in one transaction."""
 

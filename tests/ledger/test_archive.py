@@ -19,9 +19,11 @@ from gristmill_contracts.http import Problem
 from gristmill_contracts.inbox import ArchiveOperations
 from gristmill_contracts.units import now_us
 from gristmill_contracts.usage import Counts
+from gristmill_ledger.bodies import store_body
 from gristmill_ledger.sweeper import Sweeper
 from gristmill_testing.inbox_calls import InboxCalls, archived
 from gristmill_testing.ledger import running_ledger
+from gristmill_testing.meter_world import forward_backward
 
 
 @pytest.fixture
@@ -31,6 +33,8 @@ async def calls(migrated_url: str, tmp_path: Path) -> AsyncIterator[InboxCalls]:
     ) as client:
         made = InboxCalls(client=client)
         await made.register()
+        await made.claim()
+        await made.beat(state="Draining")
         yield made
 
 
@@ -182,3 +186,19 @@ async def test_a_session_that_nobody_registered_has_no_archive(calls: InboxCalls
     stranger = InboxCalls(client=calls.client, uid="s-9")
     with pytest.raises(NotFoundError):
         await stranger.archive(archived(1))
+
+
+async def test_a_body_that_no_row_names_is_removed_once_it_is_old(
+    calls: InboxCalls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await calls.submit(1, forward_backward(9000))
+    await calls.archive(archived(7, size=100_000))
+    ledger = calls.client.ledger
+    await store_body(ledger.bodies, "acme", "s-1", b"x" * 50_000)
+    sweeper = Sweeper(database=ledger.database, bodies=ledger.bodies)
+    assert await sweeper.remove_orphans() == 0, "an upload may still be on its way"
+    monkeypatch.setattr(limits, "ORPHAN_AGE_S", 0.0)
+    assert await sweeper.remove_orphans() == 1
+    assert bodies(tmp_path) == 2
+    assert (await calls.poll("train", 7)).result is not None
+    assert len((await calls.claim()).entries) == 1

@@ -123,6 +123,17 @@ async def test_a_live_meter_is_told_that_something_waits(calls: InboxCalls) -> N
     assert (await calls.beat()).inbox == []
 
 
+async def test_a_meter_that_never_asks_for_an_inbox_is_waited_for(calls: InboxCalls) -> None:
+    """It is of the release before: what is put there would wait for ever."""
+    await calls.submit(1)
+    await calls.register()
+    with pytest.raises(UnavailableError, match="takes nothing from an inbox"):
+        await calls.submit(2)
+    assert (await calls.submit(1)).duplicate
+    await calls.claim()
+    await calls.submit(2)
+
+
 @pytest.mark.parametrize(
     ("holder", "served"),
     [

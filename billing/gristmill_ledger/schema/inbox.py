@@ -15,9 +15,11 @@ inbox = Table(
     Column("waiting_bytes", INT64, nullable=False),
     Column("served_by", INT64),
     Column("served_us", INT64),
+    Column("claimed_by", INT64),
     Column("closed_us", INT64),
 )
-"""`served_by`: the attempt that found it empty, at `served_us`, and serves; `closed_us`: since then nothing is taken."""
+"""`served_by`: the attempt that found it empty, at `served_us`, and serves; `claimed_by`:
+the last one that asked; `closed_us`: since then nothing is taken."""
 
 inbox_entry = Table(
     "inbox_entry",

@@ -19,6 +19,7 @@ CREATE TABLE inbox (
     waiting_bytes {int} NOT NULL CHECK (waiting_bytes >= 0),
     served_by {int},
     served_us {int},
+    claimed_by {int},
     closed_us {int}
 ){strict};
 
