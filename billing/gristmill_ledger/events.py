@@ -4,7 +4,7 @@
 writes what it says. Batches of several producers of one tenant share a commit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,8 +24,11 @@ from gristmill_ledger.prices import load_prices
 from gristmill_ledger.registry import session_books
 
 # Built once: composing a statement costs more than SQLite takes to run it.
-_PRODUCER: Final = (
-    select(schema.producer).where(schema.producer.c.producer == bindparam("key")).with_for_update()
+_PRODUCERS: Final = (
+    select(schema.producer)
+    .where(schema.producer.c.producer.in_(bindparam("keys", expanding=True)))
+    .order_by(schema.producer.c.producer)
+    .with_for_update()
 )
 # One parameter for all ids: a list of 500 makes another statement for each length, parsed each time.
 _SQLITE_KNOWN: Final = (
@@ -101,10 +104,7 @@ def store_batches(
     """
     tenant = posts[0].batch.events[0].tenant
     now_us = units.now_us() if now_us is None else now_us
-    states = {
-        producer: find_producer(connection, producer)
-        for producer in sorted({post.batch.producer for post in posts})
-    }
+    states = _find_producers(connection, {post.batch.producer for post in posts})
     head = None
     known: dict[str, bytes] = {}
     if any(state is not None and state.tenant == tenant for state in states.values()):
@@ -146,24 +146,26 @@ def _decide(
     return Decided(state=state, decision=decision)
 
 
-def find_producer(connection: Connection, producer: str) -> ProducerState | None:
-    """The producer's row, locked to the end of the transaction; None = not registered."""
-    row = connection.execute(_PRODUCER, {"key": producer}).one_or_none()
-    if row is None:
-        return None
-    return ProducerState(
-        producer=producer,
-        tenant=row.tenant,
-        session=row.session,
-        epoch=row.epoch,
-        attempt=row.attempt,
-        acked_seq=row.acked_seq,
-    )
+def _find_producers(
+    connection: Connection, producers: Collection[str]
+) -> dict[str, ProducerState | None]:
+    """Rows of producers, locked in their order to the end of the transaction; None = not registered."""
+    states: dict[str, ProducerState | None] = dict.fromkeys(producers)
+    for row in connection.execute(_PRODUCERS, {"keys": sorted(producers)}):
+        states[row.producer] = ProducerState(
+            producer=row.producer,
+            tenant=row.tenant,
+            session=row.session,
+            epoch=row.epoch,
+            attempt=row.attempt,
+            acked_seq=row.acked_seq,
+        )
+    return states
 
 
 def lock_producer(connection: Connection, producer: str) -> ProducerState:
-    """As `find_producer`. Raises NotFoundError."""
-    state = find_producer(connection, producer)
+    """The producer's row, locked to the end of the transaction. Raises NotFoundError."""
+    state = _find_producers(connection, [producer])[producer]
     if state is None:
         raise _unknown_producer(producer)
     return state
@@ -236,8 +238,10 @@ def _move_cursors(connection: Connection, accepted: Sequence[Decided]) -> None:
         for each in accepted
         if not each.decision.fenced and each.decision.acked_seq > each.state.acked_seq
     }
-    for producer in sorted(cursors):
-        connection.execute(_MOVE_CURSOR, {"key": producer, "value": cursors[producer]})
+    if cursors:
+        connection.execute(
+            _MOVE_CURSOR, [{"key": each, "value": cursors[each]} for each in sorted(cursors)]
+        )
 
 
 def _stored(decided: Decided, rows: Sequence[NewRow]) -> Stored:

@@ -6,7 +6,7 @@ before the periods. A resolved hold has no balance row any more, and the databas
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Select, bindparam, select
@@ -17,7 +17,6 @@ from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.schema import budgets as tables
 
 LEASE_US: Final = int(limits.BUDGET_LEASE_S * 1_000_000)
-Changes = defaultdict[tuple[str, int], Change]
 
 _balance = tables.reservation_balance.c
 _ROWS: Final = (
@@ -39,6 +38,9 @@ _SAVE: Final = (
     )
 )
 _DROP: Final = tables.reservation_balance.delete().where(*_KEY)
+_THRESHOLDS: Final = select(tables.budget_terms.c.budget, tables.budget_terms.c.thresholds).where(
+    tables.budget_terms.c.budget.in_(bindparam("budgets", expanding=True))
+)
 _RESOLVE: Final = tables.reservation_resolution.insert()
 _RENEW: Final = (
     tables.reservation_balance.update()
@@ -87,17 +89,36 @@ class Resolved:
     reason: str
 
 
-def no_changes() -> Changes:
-    return defaultdict(Change)
+@dataclass(slots=True)
+class Changes:
+    """What is to be written in the end, all of one kind at once: `apply` does."""
 
+    periods: defaultdict[tuple[str, int], Change] = field(
+        default_factory=lambda: defaultdict(Change)
+    )
+    saved: list[dict[str, object]] = field(default_factory=list)
+    resolutions: list[dict[str, object]] = field(default_factory=list)
 
-def add(changes: Changes, period: tuple[str, int], more: Change) -> None:
-    """Sum up what a period is told."""
-    change = changes[period]
-    change.posted += more.posted
-    change.late_posted += more.late_posted
-    change.reserved += more.reserved
-    change.suspense += more.suspense
+    def add(self, period: tuple[str, int], more: Change) -> None:
+        """Sum up what a period is told."""
+        change = self.periods[period]
+        change.posted += more.posted
+        change.late_posted += more.late_posted
+        change.reserved += more.reserved
+        change.suspense += more.suspense
+
+    def save(self, balance: Balance) -> None:
+        """Keep a hold as it is now."""
+        self.saved.append(
+            {
+                "of_lease": balance.lease,
+                "of_budget": balance.budget,
+                "posted": balance.posted,
+                "rest": balance.rest,
+                "suspended": balance.suspended,
+                "unknown_usage": balance.unknown_usage,
+            }
+        )
 
 
 def lock(connection: Connection, query: Select[Any], **parameters: object) -> list[Balance]:
@@ -109,22 +130,7 @@ def lock_leases(connection: Connection, leases: Sequence[str]) -> list[Balance]:
     return lock(connection, OF_LEASES, leases=sorted(leases)) if leases else []
 
 
-def save(connection: Connection, balance: Balance) -> None:
-    connection.execute(
-        _SAVE,
-        {
-            "of_lease": balance.lease,
-            "of_budget": balance.budget,
-            "posted": balance.posted,
-            "rest": balance.rest,
-            "suspended": balance.suspended,
-            "unknown_usage": balance.unknown_usage,
-        },
-    )
-
-
 def resolve(
-    connection: Connection,
     balance: Balance,
     changes: Changes,
     reason: str,
@@ -134,14 +140,13 @@ def resolve(
     decided_by: str = "",
 ) -> Resolved:
     """End a hold. Its rest is freed; with `post` it counts as used, for somebody decided that it was."""
-    add(changes, balance.period, balance.released(balance.rest))
+    changes.add(balance.period, balance.released(balance.rest))
     if post:
-        add(changes, balance.period, Change(late_posted=balance.rest))
+        changes.add(balance.period, Change(late_posted=balance.rest))
     voided = 0 if post else balance.rest
     used = post or (balance.posted and not voided)
     kind: Literal["posted", "voided"] = "posted" if used else "voided"
-    connection.execute(
-        _RESOLVE,
+    changes.resolutions.append(
         {
             "lease": balance.lease,
             "budget": balance.budget,
@@ -151,9 +156,8 @@ def resolve(
             "reason": reason,
             "decided_by": decided_by,
             "at_us": now_us,
-        },
+        }
     )
-    connection.execute(_DROP, {"of_lease": balance.lease, "of_budget": balance.budget})
     return Resolved(lease=balance.lease, budget=balance.budget, kind=kind, reason=reason)
 
 
@@ -166,7 +170,7 @@ def suspend(
 ) -> None:
     """Keep a hold that nobody answers for. Nothing is freed: it may have been spent."""
     if not balance.suspended:
-        add(changes, balance.period, Change(reserved=-balance.rest, suspense=balance.rest))
+        changes.add(balance.period, Change(reserved=-balance.rest, suspense=balance.rest))
     insert_or_skip(
         connection,
         tables.reservation_suspense,
@@ -177,7 +181,7 @@ def suspend(
         at_us=now_us,
     )
     balance.suspended = 1
-    save(connection, balance)
+    changes.save(balance)
 
 
 def give_back(
@@ -187,18 +191,18 @@ def give_back(
 
     What an event of unknown usage was posted under is not freed at the end: nobody knows its cost.
     """
-    changes = no_changes()
+    changes = Changes()
     resolved = []
     last = not any(keep.values())
     for each in balances:
         if last and each.unknown_usage and each.rest:
             suspend(connection, each, changes, "unknown_usage", now_us)
         elif last:
-            resolved.append(resolve(connection, each, changes, "returned", now_us))
+            resolved.append(resolve(each, changes, "returned", now_us))
         elif (kept := min(each.rest, keep.get(each.budget, 0))) < each.rest:
-            add(changes, each.period, each.released(each.rest - kept))
+            changes.add(each.period, each.released(each.rest - kept))
             each.rest = kept
-            save(connection, each)
+            changes.save(each)
     apply(connection, changes, now_us)
     return resolved
 
@@ -220,11 +224,18 @@ def renew(
 
 
 def apply(connection: Connection, changes: Changes, now_us: int) -> list[Crossing]:
-    """Bring the periods up to date, in order."""
-    budgets = sorted({budget for budget, _ in changes})
-    terms = tables.budget_terms.c
-    rows = connection.execute(
-        select(terms.budget, terms.thresholds).where(terms.budget.in_(budgets))
-    )
+    """Write the holds that changed or ended, then bring the periods up to date, in order."""
+    if changes.saved:
+        connection.execute(_SAVE, changes.saved)
+    if changes.resolutions:
+        connection.execute(_RESOLVE, changes.resolutions)
+        ended = [
+            {"of_lease": each["lease"], "of_budget": each["budget"]} for each in changes.resolutions
+        ]
+        connection.execute(_DROP, ended)
+    if not changes.periods:
+        return []
+    budgets = sorted({budget for budget, _ in changes.periods})
+    rows = connection.execute(_THRESHOLDS, {"budgets": budgets})
     thresholds = {row.budget: row.thresholds for row in rows}
-    return move_all(connection, changes, thresholds, now_us)
+    return move_all(connection, changes.periods, thresholds, now_us)

@@ -12,7 +12,7 @@ from gristmill_ledger.budgets import figures, holds
 from gristmill_ledger.budgets.amounts import Change, Crossing
 from gristmill_ledger.budgets.decide import Figures
 from gristmill_ledger.budgets.figures import Scopes
-from gristmill_ledger.budgets.holds import Balance, Changes
+from gristmill_ledger.budgets.holds import Balance
 from gristmill_ledger.budgets.settling import Reserved, Settlement, settlement
 from gristmill_ledger.prices import load_prices
 from gristmill_ledger.registry import session_book
@@ -78,7 +78,7 @@ def settle(
         prices=cache(lambda uid: load_prices(connection, session_book(connection, uid) or book)),
         now_us=now_us,
     )
-    ended = _save(connection, made, now_us)
+    ended = _save(made, now_us)
     _add_late(connection, made)
     return Settled(
         crossings=tuple(holds.apply(connection, made.changes, now_us)),
@@ -95,14 +95,14 @@ def _reserved(connection: Connection, tenant: str, leases: list[str]) -> list[Re
     return [Reserved(**row._mapping) for row in rows]
 
 
-def _save(connection: Connection, made: Settlement, now_us: int) -> list[holds.Resolved]:
-    """Write the holds that changed. One that is used up has ended."""
+def _save(made: Settlement, now_us: int) -> list[holds.Resolved]:
+    """Note the holds that changed. One that is used up has ended."""
     ended = []
     for balance in _in_order(made.touched):
         if balance.rest == 0 and not balance.unknown_usage:
-            ended.append(holds.resolve(connection, balance, made.changes, "used_up", now_us))
+            ended.append(holds.resolve(balance, made.changes, "used_up", now_us))
         else:
-            holds.save(connection, balance)
+            made.changes.save(balance)
     return ended
 
 
@@ -122,9 +122,5 @@ def _add_late(connection: Connection, made: Settlement) -> None:
             of_budget.append(period)
         key = (budget, period.start_us)
         sums[key] = sums.get(key, 0) + cost
-    _add_sums(made.changes, sums)
-
-
-def _add_sums(changes: Changes, sums: dict[tuple[str, int], int]) -> None:
-    for period, cost in sums.items():
-        holds.add(changes, period, Change(late_posted=cost))
+    for key, cost in sums.items():
+        made.changes.add(key, Change(late_posted=cost))

@@ -9,7 +9,7 @@ from gristmill_contracts.budgets import TOKENS
 from gristmill_contracts.usage import TOKEN_TYPES, Counts, UsageEvent
 from gristmill_ledger.budgets.amounts import Change
 from gristmill_ledger.budgets.decide import Figures, cost_of
-from gristmill_ledger.budgets.holds import Balance, Changes, add, no_changes
+from gristmill_ledger.budgets.holds import Balance, Changes
 from gristmill_ledger.prices import PriceList
 
 CORRECTIONS: Final = frozenset({"adjustment", "void"})
@@ -31,7 +31,7 @@ class Reserved:
 class Settlement:
     """What a batch of events does to budgets."""
 
-    changes: Changes = field(default_factory=no_changes)
+    changes: Changes = field(default_factory=Changes)
     touched: dict[tuple[str, str], Balance] = field(default_factory=dict)
     """Holds that changed, by (lease, budget)."""
     late: list[tuple[str, int, int]] = field(default_factory=list)
@@ -93,15 +93,15 @@ def _settle_hold(
         return False
     period = (hold.budget, hold.start_us)
     if balance is None:
-        add(made.changes, period, Change(late_posted=cost))
+        made.changes.add(period, Change(late_posted=cost))
         return cost > 0
     taken = min(cost, balance.rest)
     balance.rest -= taken
     balance.posted += taken
     made.touched[balance.lease, balance.budget] = balance
-    add(made.changes, period, Change(posted=taken))
-    add(made.changes, period, balance.released(taken))
-    add(made.changes, period, Change(late_posted=cost - taken))
+    made.changes.add(period, Change(posted=taken))
+    made.changes.add(period, balance.released(taken))
+    made.changes.add(period, Change(late_posted=cost - taken))
     return cost > taken
 
 

@@ -49,7 +49,7 @@ class Swept:
 
 def sweep(connection: Connection, now_us: int) -> Swept:
     """Suspend what ran out, and end what is in suspense of sessions that closed."""
-    changes = holds.no_changes()
+    changes = holds.Changes()
     expired = connection.execute(_EXPIRED, {"now_us": now_us}).scalars().all()
     suspended = 0
     for each in holds.lock_leases(connection, expired):
@@ -59,7 +59,7 @@ def sweep(connection: Connection, now_us: int) -> Swept:
             suspended += 1
     drained = holds.lock_leases(connection, _drained(connection))
     resolved = [
-        holds.resolve(connection, each, changes, "drained", now_us)
+        holds.resolve(each, changes, "drained", now_us)
         for each in drained
         if each.suspended and not each.unknown_usage
     ]
@@ -96,9 +96,8 @@ def decide_suspense(
             f"lease {lease} still holds {balance.rest} of budget {budget} for its meter; only what is in "
             "suspense is decided: wait until its time has run out"
         )
-    changes = holds.no_changes()
+    changes = holds.Changes()
     resolved = holds.resolve(
-        connection,
         balance,
         changes,
         f"decided: {decision.reason}",
