@@ -5,17 +5,23 @@ from gristmill_operator.apply import ClusterHands
 from gristmill_operator.memory import Memory
 from gristmill_operator.models import ModelReconciler
 from gristmill_operator.observe import ClusterObserver
+from gristmill_operator.parsed import Parsed
 from gristmill_operator.parts import Foundation, Parts
 from gristmill_operator.ratecards import CardReconciler
 from gristmill_operator.tenants import TenantReconciler
 
 
 def compose(base: Foundation) -> Parts:
-    memory = Memory()
+    memory, parsed = Memory(), Parsed(cache=base.cache)
     return Parts(
         observer=ClusterObserver(
-            cache=base.cache, heartbeats=base.heartbeats, settings=base.settings, memory=memory
+            cache=base.cache,
+            heartbeats=base.heartbeats,
+            settings=base.settings,
+            memory=memory,
+            parsed=parsed,
         ),
+        read=parsed.session_of,
         hands=ClusterHands(
             cluster=base.cluster,
             cache=base.cache,

@@ -171,6 +171,7 @@ class Leader:
             hands=parts.hands,
             recorder=recorder,
             budget=self.budget,
+            read=parts.read,
             busy=self._busy,
             changed=self._changed,
             announced=self._announced,

@@ -51,13 +51,15 @@ class ClusterObserver:
     heartbeats: Heartbeats
     settings: OperatorSettings
     memory: Memory
+    parsed: Parsed | None = None
+    """To be shared with others that read sessions."""
     _parsed: Parsed = field(init=False)
     _options: ChildOptions = field(init=False)
     _pinned: OrderedDict[str, tuple[object, PinnedStatus]] = field(default_factory=OrderedDict)
     """uid of a session -> what its pins follow from, and the pins: making them takes longer than all else."""
 
     def __post_init__(self) -> None:
-        self._parsed = Parsed(cache=self.cache)
+        self._parsed = self.parsed or Parsed(cache=self.cache)
         self._options = child_options(self.settings)
 
     def observe(self, session: TrainingSession, *, error: str, now_us: int) -> Observed:

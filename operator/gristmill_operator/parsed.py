@@ -27,6 +27,10 @@ class Parsed:
     def session(self, namespace: str, name: str) -> TrainingSession | None:
         return self._get(TrainingSession, SESSIONS, namespace, name)
 
+    def session_of(self, body: Json) -> TrainingSession:
+        """`body` as it stands in the cache. Raises InvalidRequestError if this version cannot read it."""
+        return self._read(TrainingSession, body)
+
     def tenant(self, name: str) -> Tenant | None:
         return self._get(Tenant, TENANTS, "", name)
 

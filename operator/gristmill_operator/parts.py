@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gristmill_contracts.session import TrainingSession
 from gristmill_operator.cache import ObjectCache
 from gristmill_operator.cluster import CachedCluster
+from gristmill_operator.codec import session_from
 from gristmill_operator.heartbeats import HeartbeatStream
 from gristmill_operator.ledger import LedgerClient
-from gristmill_operator.seams import Hands, Observer, Reconcilers, Recorder
+from gristmill_operator.seams import Hands, Json, Observer, Reconcilers, Recorder
 from gristmill_operator.settings import OperatorSettings
 
 
@@ -30,6 +32,8 @@ class Parts:
     observer: Observer
     hands: Hands
     others: Reconcilers
+    read: Callable[[Json], TrainingSession] = session_from
+    """A session of the cache; it may remember what it read."""
     forget: Callable[[str], None] = lambda uid: None
     """Told of the uid of each session resource that is gone."""
 

@@ -66,6 +66,7 @@ class SessionReconciler:
     hands: Hands
     recorder: Recorder
     budget: WriteBudget
+    read: Callable[[Json], TrainingSession] = session_from
     plan: Callable[[Observed], Plan] = make_plan
     announce: Announce = events_of
     changed: Changed = lambda body, before, after: None
@@ -91,7 +92,7 @@ class SessionReconciler:
             self.forget(key)
             return None
         try:
-            session = session_from(body)
+            session = self.read(body)
         except InvalidRequestError as error:
             await self._refuse(body, error)
             return None
@@ -129,7 +130,7 @@ class SessionReconciler:
             body = self._body(key)
             if body is None or body["metadata"]["uid"] != session.metadata.uid:
                 return SOON_S
-            session = session_from(body)
+            session = self.read(body)
             if plan.more and failure is None:
                 continue
             if session.metadata.generation != observed.session.metadata.generation:
@@ -142,7 +143,7 @@ class SessionReconciler:
                 return _earliest(_seconds_until(plan.again_at_us, self.clock_us()), wait_s)
             if self.cluster.expectations.unseen((key.namespace, key.name)):
                 return UNSETTLED_S
-            session = session_from(self._body(key) or body)
+            session = self.read(self._body(key) or body)
         raise StepFailedError(
             UnavailableError(f"{key.namespace}/{key.name} found no rest in {STEPS_MAX} steps")
         )
@@ -174,7 +175,7 @@ class SessionReconciler:
         patch = status_patch(body, status)
         if patch is None:
             return False, None
-        before = session_from(body).status
+        before = self.read(body).status
         informative = patch[STATUS].keys() <= _INFORMATIVE
         if informative:
             wait_s = self.budget.wait_s(key)
