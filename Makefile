@@ -128,6 +128,10 @@ bench-overhead: setup ## What gateway and meter add to an operation
 bench-meter: setup ## What the meter costs: operations a second of a core, added latency, memory
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/meter_speed.py $(ARGS)
 
+.PHONY: bench-ledger
+bench-ledger: setup ## What the ledger takes and verifies, on SQLite and on PostgreSQL (ARGS="--seconds 5")
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/ledger_ingest.py $(ARGS)
+
 .PHONY: bench-operator
 bench-operator: cluster-build ## A thousand sessions on a real API server, and one session's start on a real node
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/operator_scale.py $(ARGS)
