@@ -38,17 +38,20 @@ def put_directive(connection: Connection, uid: str, directive: Directive) -> Non
 
 
 def answer_heartbeats(connection: Connection, heartbeats: Collection[Heartbeat]) -> HeartbeatAnswer:
-    """The directives of the attempts that beat, and which of them a newer attempt has fenced."""
+    """The directives of the attempts that beat, which a newer one has fenced, and what is stored of them."""
     attempts = {beat.view.uid: beat.view.attempt for beat in heartbeats}
     table, producer = schema.directive.c, schema.producer.c
     told = connection.execute(
         select(table.session, table.attempt, table.desired).where(table.session.in_(attempts))
     ).all()
     owners = connection.execute(
-        select(producer.producer, producer.attempt).where(producer.producer.in_(attempts))
+        select(producer.producer, producer.attempt, producer.acked_seq).where(
+            producer.producer.in_(attempts)
+        )
     ).all()
     directives: dict[str, Literal["serve", "stop"]] = {
         row.session: row.desired for row in told if row.attempt == attempts[row.session]
     }
     fenced = [SessionUid(row.producer) for row in owners if row.attempt > attempts[row.producer]]
-    return HeartbeatAnswer(directives=directives, fenced=sorted(fenced))
+    acked = {row.producer: row.acked_seq for row in owners}
+    return HeartbeatAnswer(directives=directives, fenced=sorted(fenced), acked=acked)

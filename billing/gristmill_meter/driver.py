@@ -264,6 +264,8 @@ class Driver:
 
     async def _ship(self) -> None:
         session = self.session
+        # Only the ledger's word of now lets the log go: it may have been restored since its last one.
+        self.poster.register_again()
         while session.acked_seq < session.state.head_seq or not self.poster.registered:
             await session.pulse.wait()
         await self.archiver.ship()

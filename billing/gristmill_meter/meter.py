@@ -199,6 +199,8 @@ class Meter:
                 driver.fence()
             elif beat.view.uid in grants:
                 driver.session.granted(sent_us, grants[beat.view.uid])
+            if answer.acked is not None and beat.view.uid not in answer.fenced:
+                driver.poster.heard(answer.acked.get(beat.view.uid), beat.acked_seq)
             if beat.view.uid in answer.inbox:
                 driver.inbox.look()
             if answer.release_until_s is not None:

@@ -18,6 +18,10 @@ class HeartbeatAnswer(msgspec.Struct, kw_only=True):
     """Session uid -> for how long, counted from *sending* the heartbeat, the attempt that sent it may
     release results. A session that is missing got no grant; what it has runs on. None: a ledger of the
     release before, which knows no grants."""
+    acked: dict[str, int] | None = None
+    """Session uid -> highest usage sequence that is stored. A session that is missing has not registered:
+    less than the meter was told once says that the ledger came back from a backup. None: a ledger of the
+    release before."""
     leases: dict[str, float] = {}
     """Budget lease -> for how long, counted from sending the heartbeat, it may be spent. One that was asked
     about and is missing has ended, or is not its session's."""

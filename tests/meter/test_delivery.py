@@ -267,3 +267,23 @@ async def test_a_failing_fsync_releases_nothing_and_a_second_one_stops_the_meter
     assert (await world.train(3, forward_backward())).state == "Completed"
     await world.settled()
     assert [event.number for event in world.ledger.events] == [1, 2, 3]
+
+
+async def test_an_idle_session_sends_again_what_a_restored_ledger_lost(world: World) -> None:
+    await world.train(1, forward_backward(3))
+    await world.settled()
+    before = list(world.ledger.events)
+    world.ledger.restore()
+    await world.until(lambda: world.ledger.events == before, "the usage is there again")
+
+
+async def test_a_session_ends_only_once_the_ledger_of_now_has_everything(world: World) -> None:
+    """Also where heartbeats do not tell what is stored."""
+    world.ledger.tells_acked = False
+    await world.train(1, forward_backward(3))
+    await world.settled()
+    before = list(world.ledger.events)
+    world.ledger.restore()
+    world.assign(desired="stop")
+    await world.until(lambda: world.session.shipped, "everything shipped")
+    assert world.ledger.events == before

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -48,6 +48,8 @@ class FakeLedger:
     """
 
     away: bool = False
+    tells_acked: bool = True
+    """False: as a ledger of the release before."""
     lose_answers: int = 0
     events: list[UsageEvent] = field(default_factory=list)
     cursors: dict[str, int] = field(default_factory=dict)
@@ -147,6 +149,7 @@ class FakeLedger:
                 self.states.append(beat.view.state)
         known = {beat.view.uid: beat.view.attempt for beat in heartbeats}
         return HeartbeatAnswer(
+            acked=self.tell_acked(known),
             release_until_s=self._grants(heartbeats),
             leases=self.budgets.renew([lease for beat in heartbeats for lease in beat.leases]),
             budgets={beat.view.uid: self.budgets.version for beat in heartbeats},
@@ -215,6 +218,18 @@ class FakeLedger:
     async def open_leases(self, uid: SessionUid, attempt: int) -> list[OpenLease]:
         self._answer("open_leases")
         return self.budgets.open_leases(uid)
+
+    def tell_acked(self, uids: Iterable[str]) -> dict[str, int] | None:
+        if not self.tells_acked:
+            return None
+        return {uid: self.cursors.get(uid, 0) for uid in uids if uid in self.epochs}
+
+    def restore(self) -> None:
+        """Come back from a backup that was made before anything happened."""
+        self.events.clear()
+        self.cursors.clear()
+        self.epochs.clear()
+        self.attempts.clear()
 
     async def artifact_sha256(self, owner: Owner, key: str) -> str | None:
         self._answer("artifact_sha256")

@@ -145,6 +145,7 @@ class World:
         await self._set_budgets(None if self.plan.budget is None else RAISED)
         await self._finish(work, "the clients")
         await self._fetch_again()
+        nemesis.strike_late()
         self._look_at_logs()
         self.keeper.stop_all()
         await self.until(self._shipped, "everything shipped and closed")
