@@ -5,6 +5,7 @@ Pure but for `load_rates` and `Rates.identify`, which writes a rate on its first
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -54,16 +55,25 @@ class Rate:
         """Pico-units, exact; None where the usage is unknown or one of its tokens has no price."""
         if counts is None:
             return None
-        total = 0
-        micros = {name: row.micros_per_mtok for name, row in self.prices}
-        for name in TOKEN_TYPES:
-            tokens = getattr(counts, name)
-            if not tokens:
-                continue
-            if name not in micros:
+        return _amount([getattr(counts, name) for name in TOKEN_TYPES], self.micros)
+
+    @property
+    def micros(self) -> list[int | None]:
+        """Micro-units per 1,000,000 tokens of each token type."""
+        by_type = {name: row.micros_per_mtok for name, row in self.prices}
+        return [by_type.get(name) for name in TOKEN_TYPES]
+
+
+def _amount(tokens: Sequence[int | None], micros: Sequence[int | None]) -> int | None:
+    total = 0
+    for count, price in zip(tokens, micros, strict=True):
+        if count is None:
+            return None
+        if count:
+            if price is None:
                 return None
-            total += amount_pico(tokens, micros[name])
-        return total
+            total += amount_pico(count, price)
+    return total
 
 
 def rate_at(prices: PriceList, model: str, start_us: int) -> Rate:
@@ -96,6 +106,7 @@ class Rates:
     _lists: dict[str, tuple[PriceList, list[int]]] = field(default_factory=dict)
     _found: dict[tuple[str, str, int], Rate] = field(default_factory=dict)
     _named: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _micros: dict[int, list[int | None]] = field(default_factory=dict)
 
     @property
     def incomplete(self) -> set[int]:
@@ -129,6 +140,12 @@ class Rates:
         if key not in self._named:
             self._named[key] = self._id_of(self.at(book, model, start_us))
         return self._named[key]
+
+    def amount(self, number: int, tokens: Sequence[int | None]) -> int | None:
+        """As `Rate.amount`, of tokens in the order of TOKEN_TYPES."""
+        if number not in self._micros:
+            self._micros[number] = self.known[number].micros
+        return _amount(tokens, self._micros[number])
 
     def _list(self, book: str) -> tuple[PriceList, list[int]]:
         if book not in self._lists:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, bindparam, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from gristmill_contracts import limits
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
@@ -17,17 +17,15 @@ from gristmill_ledger import schema
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.rates import UNRATED, Rate, Rates, load_rates
 from gristmill_ledger.registry import session_books
-from gristmill_ledger.rollups import Rollups, bring_in
+from gristmill_ledger.rollups import ROW, Rollups, bring_in
 from gristmill_ledger.schema import rating as tables
 
 FIRST_RUN: Final = 0
+SHARE_ROWS: Final = 50
+"""Rows of a tenant that are worth its own few statements."""
 _EVENT: Final = schema.usage_event.c
-COLUMNS: Final = (
-    _EVENT.seq, _EVENT.kind, _EVENT.session, _EVENT.project, _EVENT.key, _EVENT.model,
-    _EVENT.operation, _EVENT.op_start_us, _EVENT.quarantined,
-    *(_EVENT[name] for name in TOKEN_TYPES),
-)  # fmt: skip
-_ROWS: Final = (
+COLUMNS: Final[tuple[Any, ...]] = tuple(_EVENT[name] for name in ROW)
+_ROWS: Final[Any] = (  # Any: a select of COLUMNS
     select(*COLUMNS)
     .where(
         _EVENT.tenant == bindparam("key"),
@@ -40,8 +38,9 @@ _BEHIND: Final = (
     select(schema.tenant_head.c.tenant)
     .outerjoin(tables.rating_cursor, tables.rating_cursor.c.tenant == schema.tenant_head.c.tenant)
     .where(schema.tenant_head.c.seq > func.coalesce(tables.rating_cursor.c.seq, 0))
-    .order_by(schema.tenant_head.c.tenant)
-    .limit(limits.RATING_TENANTS_MAX)
+    # Who lags most comes first, so that a busy tenant never keeps the others waiting.
+    .order_by(func.coalesce(tables.rating_cursor.c.seq, 0) - schema.tenant_head.c.seq)
+    .limit(bindparam("most"))
 )
 _CURSOR: Final = (
     select(tables.rating_cursor.c.seq)
@@ -56,7 +55,6 @@ _MOVE: Final = (
     .where(tables.rating_cursor.c.tenant == bindparam("key"))
     .values(seq=bindparam("value"))
 )
-EventRow = Row[Any]  # Any: COLUMNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +97,16 @@ def rate_behind(connection: Connection, *, book: str, now_us: int, rows_max: int
 
     book: prices sessions without a book of their own.
     """
-    tenants = connection.execute(_BEHIND).scalars().all()
-    rates = load_rates(connection) if tenants else None
+    most = min(limits.RATING_TENANTS_MAX, max(1, rows_max // SHARE_ROWS))
+    # Sorted: two followers that meet lock the tenants in one order.
+    tenants = sorted(connection.execute(_BEHIND, {"most": most}).scalars())
+    if not tenants:
+        return Progress(rows=0, unpriced=0, more=False)
+    rates = load_rates(connection)
     done = unpriced = 0
-    more = len(tenants) == limits.RATING_TENANTS_MAX
+    more = len(tenants) == most
     for tenant in tenants:
-        if rates is None or done >= rows_max:
-            more = True
-            break
-        rows, head = _take(connection, tenant, rows_max - done)
+        rows, head = _take(connection, tenant, max(1, rows_max // len(tenants)))
         if rows:
             unpriced += _rate(connection, rates, tenant, rows, (book, now_us))
             more |= rows[-1].seq < head
@@ -115,7 +114,7 @@ def rate_behind(connection: Connection, *, book: str, now_us: int, rows_max: int
     return Progress(rows=done, unpriced=unpriced, more=more)
 
 
-def _take(connection: Connection, tenant: str, rows_max: int) -> tuple[Sequence[EventRow], int]:
+def _take(connection: Connection, tenant: str, rows_max: int) -> tuple[Sequence[Any], int]:
     """The next rows of a tenant, which nobody else rates meanwhile, and its head."""
     after = lock_cursor(connection, tenant)
     head = connection.execute(_HEAD, {"key": tenant}).scalar_one()
@@ -138,7 +137,7 @@ def _rate(
     connection: Connection,
     rates: Rates,
     tenant: str,
-    rows: Sequence[EventRow],
+    rows: Sequence[Any],
     by: tuple[str, int],
 ) -> int:
     default_book, now_us = by
@@ -147,25 +146,24 @@ def _rate(
     rated = []
     unpriced = 0
     for row in rows:
-        if not is_billed(row.kind):
+        # As a tuple: by name each of these columns costs as much as all the arithmetic.
+        seq, kind, session, _project, _key, model, _operation, start_us, _odd, *tokens = row
+        if not is_billed(kind):
             rollups.add(row, UNRATED)
             continue
-        place = (books.get(row.session, default_book), row.model, row.op_start_us)
-        rate = rates.identify(*place)
-        counts = counts_of(row)
-        amount = rates.known[rate].amount(counts)
-        unpriced += counts is not None and amount is None
+        rate = rates.identify(books.get(session, default_book), model, start_us)
+        amount = rates.amount(rate, tokens)
+        unpriced += tokens[0] is not None and amount is None
         rollups.add(row, rate)
-        rated.append(_rated(tenant, row.seq, rate, amount) | {"run": FIRST_RUN, "rated_us": now_us})
+        rated.append(
+            {"tenant": tenant, "seq": seq, "run": FIRST_RUN, "rate": rate, "amount_pico": amount}
+            | {"rated_us": now_us}
+        )
     if rated:
         connection.execute(tables.rated_usage.insert(), rated)
     bring_in(connection, rollups)
     connection.execute(_MOVE, {"key": tenant, "value": rows[-1].seq})
     return unpriced
-
-
-def _rated(tenant: str, seq: int, rate: int, amount: int | None) -> dict[str, Any]:
-    return {"tenant": tenant, "seq": seq, "rate": rate, "amount_pico": amount}
 
 
 def difference(old: Rate, new: Rate, counts: Counts | None) -> int | None:

@@ -4,9 +4,9 @@
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sqlalchemy import Connection, Table, case, delete, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -31,22 +31,12 @@ MEASURES: Final = (
 Key = tuple[Any, ...]  # Any: texts and integers, in the order of KEYS
 
 
-class UsageRow(Protocol):
-    """What of a row of usage_event is summed."""
-
-    seq: int
-    session: str
-    project: str
-    key: str
-    model: str
-    operation: str
-    kind: str
-    op_start_us: int
-    quarantined: str | None
-    prefill: int | None
-    cached_prefill: int | None
-    sample: int | None
-    train: int | None
+ROW: Final = (
+    "seq", "kind", "session", "project", "key", "model", "operation", "op_start_us", "quarantined",
+    *TOKEN_TYPES,
+)  # fmt: skip
+"""What of a row of usage_event is summed, and in which order it comes."""
+WIDTH: Final = len(ROW)
 
 
 def hour_of(time_us: int) -> int:
@@ -79,21 +69,26 @@ class Rollups:
     through: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
     takes_away: bool = False
 
-    def add(self, row: UsageRow, rate: int, sign: int = 1) -> None:
+    def add(self, row: Sequence[Any], rate: int, sign: int = 1) -> None:  # Any: columns of ROW
         """Count a row under a rate; with sign -1, no longer."""
-        tokens = [getattr(row, name) for name in TOKEN_TYPES]
+        seq, kind, session, project, key, model, operation, start_us, odd, *tokens = row[:WIDTH]
         unknown = tokens[0] is None
         counts = [0] * len(TOKEN_TYPES) if unknown else tokens
-        part = row.seq if any(abs(count) > LARGE_TOKENS for count in counts) else 0
-        rest = (row.model, row.operation, row.kind, int(row.quarantined is not None), rate, part)
+        part = 0
+        for count in counts:
+            if count > LARGE_TOKENS or count < -LARGE_TOKENS:
+                part = seq
+        rest = (model, operation, kind, int(odd is not None), rate, part)
         values = [1, int(unknown), *counts, *(int(count != 0) for count in counts)]
-        hour = (self.tenant, hour_of(row.op_start_us), row.session, row.project, row.key, *rest)
-        month = (self.tenant, month_of(row.op_start_us), "", "", "", *rest)
-        for sums, key in ((self.hours, hour), (self.months, month)):
-            known = sums.setdefault(key, [0] * len(MEASURES))
+        hour = (self.tenant, hour_of(start_us), session, project, key, *rest)
+        month = (self.tenant, month_of(start_us), "", "", "", *rest)
+        for sums, place in ((self.hours, hour), (self.months, month)):
+            known = sums.get(place)
+            if known is None:
+                known = sums[place] = [0] * len(MEASURES)
             for index, value in enumerate(values):
                 known[index] += sign * value
-            self.through[key] = max(self.through[key], row.seq)
+            self.through[place] = max(self.through[place], seq)
         self.takes_away |= sign < 0
 
 

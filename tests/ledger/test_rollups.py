@@ -259,3 +259,12 @@ def test_rollups_are_state_and_what_was_rated_is_not(database: Database) -> None
     with database.engine.begin() as connection:
         connection.execute(text("DELETE FROM usage_rollup_hourly"))
     assert stored_rows(database, "rated_usage")
+
+
+def test_who_lags_most_is_rated_first(database: Database) -> None:
+    """A tenant that posts all the time never keeps the others waiting."""
+    for tenant, size in (("acme", 3), ("zeta", 40)):
+        register(database, tenant, tenant=tenant)
+        post(database, [make_event(n, tenant=tenant) for n in range(1, size + 1)], tenant)
+    database.write_now(lambda c: rate_behind(c, book="default", now_us=NOW_US, rows_max=10))
+    assert [row["tenant"] for row in stored_rows(database, "rating_cursor")] == ["zeta"]
