@@ -129,8 +129,11 @@ bench-meter: setup ## What the meter costs: operations a second of a core, added
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/meter_speed.py $(ARGS)
 
 .PHONY: bench-ledger
-bench-ledger: setup ## What the ledger takes and verifies, on SQLite and on PostgreSQL (ARGS="--seconds 5")
+bench-ledger: setup ## What the ledger takes, verifies and answers, on SQLite and on PostgreSQL (ARGS="--seconds 5")
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/ledger_ingest.py $(ARGS)
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/usage_query.py
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/usage_query.py --postgres
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/ledger_reserve.py $(ARGS)
 
 .PHONY: bench-operator
 bench-operator: cluster-build ## A thousand sessions on a real API server, and one session's start on a real node
