@@ -20,6 +20,7 @@ BACKOFF_MAX_S: Final = 300.0
 TRANSIENT_MAX_S: Final = 30.0
 """Longest pause after what the API server did, not we."""
 JITTER: Final = 0.2
+FIRST_IN_A_ROW: Final = 3
 
 
 class Timer(Protocol):
@@ -40,6 +41,8 @@ class KeyQueue:
     _ready: deque[Key] = field(default_factory=deque)
     _first: deque[Key] = field(default_factory=deque)
     """Keys that go before those of `_ready`. One that is in both is worked on once."""
+    _row: int = 0
+    """How many of them were given out in a row."""
     _dirty: dict[Key, float] = field(default_factory=dict)
     """Keys to be worked on, with the time since when."""
     _processing: set[Key] = field(default_factory=set)
@@ -105,7 +108,7 @@ class KeyQueue:
                     with contextlib.suppress(ValueError):
                         self._waiters.remove(waiter)
                 raise
-        key = (self._first or self._ready).popleft()
+        key = self._front().popleft()
         self._processing.add(key)
         return key, self.clock() - self._dirty.pop(key)
 
@@ -139,6 +142,14 @@ class KeyQueue:
             while keys and (keys[0] not in self._dirty or keys[0] in self._processing):
                 keys.popleft()
         return bool(self._first or self._ready)
+
+    def _front(self) -> deque[Key]:
+        """Of those that go first three in a row, then one of the others: they are never forgotten."""
+        if self._first and (self._row < FIRST_IN_A_ROW or not self._ready):
+            self._row += 1
+            return self._first
+        self._row = 0
+        return self._ready
 
     def _push(self, key: Key, *, first: bool = False) -> None:
         (self._first if first else self._ready).append(key)

@@ -56,6 +56,14 @@ async def test_what_is_nearly_done_goes_before_what_is_to_be_begun(
     assert len(queue) == 0, "a key that was in both places is worked on once"
 
 
+async def test_what_goes_first_keeps_nothing_out_for_ever(queue: KeyQueue) -> None:
+    queue.add(key("new"))
+    for number in range(5):
+        queue.add(key(f"{number}"), first=True)
+    taken = [(await queue.get())[0].name for _ in range(6)]
+    assert taken == ["0", "1", "2", "new", "3", "4"]
+
+
 async def test_a_key_added_during_its_work_is_given_out_again_after_it(queue: KeyQueue) -> None:
     queue.add(key("a"))
     await queue.get()
