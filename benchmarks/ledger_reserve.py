@@ -1,8 +1,8 @@
 """How many operations a second one hot budget reserves and settles, with an fsync probe in the same run.
 
-    PYTHONPATH=tests/support python benchmarks/ledger_reserve.py [--seconds 5] [--sqlite]
+    PYTHONPATH=tests/support python benchmarks/ledger_reserve.py [--seconds 5]
 
-The ledger's own parts in this process, on a durable database: METERS meters of one tenant take a lease for
+The ledger's own parts in this process, on SQLite and on a durable PostgreSQL: METERS meters of one tenant take a lease for
 one operation each, and post its usage, one after the other. Real meters lease a hundred operations at
 once; this is the worst case. Leases that wait share a commit, and so do batches of usage. In the end the
 budget must hold what was posted and nothing reserved: else the figure is void.
@@ -62,20 +62,16 @@ class Measure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the measure")
-    parser.add_argument("--sqlite", action="store_true", help="SQLite instead of PostgreSQL")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        url = f"sqlite:///{folder}/ledger.sqlite3"
-        if not options.sqlite:
-            server = stack.enter_context(running_postgres(durable=True))
-            url = create_database(server, "bench")
-        load = os.getloadavg()[0]
-        print(
-            f"{url.split(':')[0]}, {METERS} meters, {os.cpu_count()} cores, load {load:.1f} before"
-        )
-        print(probe_row(Path(folder)))
-        asyncio.run(run(url, options.seconds))
-        print(probe_row(Path(folder)))
+        server = stack.enter_context(running_postgres(durable=True))
+        for url in (f"sqlite:///{folder}/ledger.sqlite3", create_database(server, "bench")):
+            load = os.getloadavg()[0]
+            name = url.split(":")[0]
+            print(f"{name}, {METERS} meters, {os.cpu_count()} cores, load {load:.1f} before")
+            print(probe_row(Path(folder)))
+            asyncio.run(run(url, options.seconds))
+            print(probe_row(Path(folder)), flush=True)
 
 
 async def run(url: str, seconds: float) -> None:
