@@ -142,6 +142,8 @@ async def serve(settings: MeterSettings, secret: str) -> int:
         host=settings.host,
         port=settings.port,
         access_log=False,
+        proxy_headers=False,
+        server_header=False,
         log_config=None,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(settings.drain_s),

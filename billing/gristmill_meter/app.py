@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 import msgspec
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -39,24 +39,18 @@ _submits: Final = msgspec.msgpack.Decoder(Submit)
 _refusals: Final = msgspec.msgpack.Decoder(Refuse)
 
 
-def make_app(meter: Meter, *, own_lifespan: bool = True) -> FastAPI:
+def make_app(meter: Meter, *, own_lifespan: bool = True) -> Starlette:
     """The application. With `own_lifespan` it starts and closes the meter."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await meter.start()
         try:
             yield
         finally:
             await meter.close()
 
-    app = FastAPI(
-        title="Gristmill meter",
-        lifespan=lifespan if own_lifespan else None,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-    )
+    app = Starlette(lifespan=lifespan if own_lifespan else None)
     doors = Doors(meter)
     base = "/v1/sessions/{uid}"
     app.add_route(f"{base}/operations", guarded(doors.submit), methods=["POST"])

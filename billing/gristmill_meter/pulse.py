@@ -6,22 +6,33 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Pulse:
-    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    _waiters: list[asyncio.Future[bool]] = field(default_factory=list)
 
     def ring(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _settle(waiter, rang=True)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """True if it rang, False if the time ran out."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters.append(waiter)
-        done, _ = await asyncio.wait([waiter], timeout=timeout_s)
-        if not done:
+        if timeout_s is None:
+            return await waiter
+        timer = loop.call_later(timeout_s, lambda: _settle(waiter, rang=False))
+        try:
+            rang = await waiter
+        finally:
+            timer.cancel()
+        if not rang:
             self._waiters = [other for other in self._waiters if other is not waiter]
-        return bool(done)
+        return rang
+
+
+def _settle(waiter: asyncio.Future[bool], *, rang: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(rang)
 
 
 async def backoff(attempt: int, first_s: float, last_s: float) -> None:

@@ -285,6 +285,7 @@ class TestFetch:
         self, pod: World, make_pod: MakeWorld
     ) -> None:
         other, saved = await self._moved(pod, make_pod)
+        await other.sample(sample())  # It brings the word that no budget applies.
         other.ledger.away = True
         number = (await other.submit(None, sample_from(ref(saved)))).number
         calls = other.ledger.calls["list_artifacts"]

@@ -143,6 +143,7 @@ async def test_an_attempt_older_than_the_log_waits_until_it_is_the_owner_again(
     world.assign(attempt=4)
     world.ledger.let_grants_run_out()
     await world.until(lambda: world.session.state.attempt == 4, "it took over")
+    await world.until(lambda: world.session.serves, "its inbox was taken")
     assert (await world.train(1, forward_backward())).state == "Completed"
 
 
