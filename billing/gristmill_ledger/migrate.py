@@ -4,6 +4,7 @@ Runs at every start too. One transaction holds the lock (SQLite: BEGIN IMMEDIATE
 advisory lock), the steps and the seed, so that two starting processes migrate once.
 """
 
+import argparse
 import logging
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, text
 
+from gristmill_contracts.environment import describe_settings
+from gristmill_ledger.grants import grant
 from gristmill_ledger.logs import configure
 from gristmill_ledger.prices import seed_example_prices
 from gristmill_ledger.settings import LedgerSettings
@@ -24,14 +27,27 @@ TABLE_LOCK_S: Final = 60
 """How long a step may wait for replicas of the version before, which serve on meanwhile."""
 
 
-def main() -> int:
-    """Exit status 0 when the database has the newest schema."""
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0 when the database has the newest schema, and the role its rights."""
     from gristmill_ledger.database import open_engine
 
+    parser = argparse.ArgumentParser(
+        prog="python -m gristmill_ledger.migrate",
+        description="Bring the ledger's database to the schema of this version.",
+        epilog="environment:\n" + describe_settings(LedgerSettings),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--grant-to", metavar="ROLE", help="PostgreSQL role that serves: it gets no right to change a fact"
+    )
+    options = parser.parse_args(arguments)
     settings = LedgerSettings()
     configure(settings.log_level)
     engine = open_engine(settings.url, busy_timeout_s=settings.busy_timeout_s, connections=1)
     migrate(engine)
+    if options.grant_to:
+        grant(engine, options.grant_to)
+        log.info("ledger_role_granted", extra={"role": options.grant_to})
     engine.dispose()
     return 0
 

@@ -59,6 +59,15 @@ def test_every_process_has_probes_and_a_place_to_write(component: str) -> None:
     assert {mount["mountPath"] for mount in each["volumeMounts"]} >= {"/tmp"}
 
 
+def test_the_key_of_the_chains_is_mounted_where_the_ledger_looks() -> None:
+    objects = render({"ledger.chain.existingSecret": "chain-key", "ledger.chain.key": "k.pem"})
+    ledger = container(objects, "ledger")
+    path = environment_of(ledger)["GRISTMILL_LEDGER_CHAIN_KEY_FILE"]
+    folders = {mount["name"]: mount["mountPath"] for mount in ledger["volumeMounts"]}
+    assert path == f"{folders['chain']}/k.pem"
+    assert "GRISTMILL_LEDGER_CHAIN_KEY_FILE" not in environment_of(container(render(), "ledger"))
+
+
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_the_settings_are_ones_that_the_process_knows_and_takes(
     component: str, monkeypatch: pytest.MonkeyPatch
@@ -71,6 +80,7 @@ def test_the_settings_are_ones_that_the_process_knows_and_takes(
         "ledger.database.existingSecret": "database",
         "ledger.artifacts.url": "s3://checkpoints/ours",
         "ledger.artifacts.existingSecret": "bucket-key",
+        "ledger.chain.existingSecret": "chain-key",
     }
     module = importlib.import_module(f"gristmill_{component}.settings")
     settings_class = getattr(module, f"{component.capitalize()}Settings")
