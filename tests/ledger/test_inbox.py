@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from gristmill_contracts.errors import (
 from gristmill_contracts.http import Problem, Refuse, RegisterSession, Submit
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.inbox import InboxSkip, PostInbox
-from gristmill_ledger import inbox_rules
+from gristmill_ledger import inbox, inbox_rules
 from gristmill_ledger.inbox_rules import Holder, is_served
 from gristmill_testing.inbox_calls import InboxCalls
 from gristmill_testing.ledger import START_US, running_ledger
@@ -419,3 +420,26 @@ def test_the_numbers_of_an_inbox_go_on_where_its_meter_stopped() -> None:
     assert inbox_rules.next_and_last([], None) == (1, 0)
     assert inbox_rules.next_and_last([1, 2, 4], None) == (3, 4)
     assert issubclass(SequenceConflictError, ConflictError)
+
+
+async def test_f24_a_commit_that_failed_leaves_the_number_free(
+    calls: InboxCalls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = inbox.keep, [1]
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        kept = real(*arguments, **named)
+        if left.pop() == 1:
+            left.append(0)
+            raise UnavailableError("the database went away")
+        left.append(0)
+        return kept
+
+    monkeypatch.setattr(inbox, "keep", failing)
+    with pytest.raises(UnavailableError):
+        await calls.submit(1, LARGE)
+    assert (await calls.view()).waiting == 0
+    assert not (await calls.submit(1, LARGE)).duplicate
+    assert (await calls.submit(1, LARGE)).duplicate
+    await calls.register()
+    assert await taken(calls) == [("train", 1)]

@@ -10,10 +10,11 @@ from gristmill_contracts import limits
 from gristmill_contracts import operations as ops
 from gristmill_contracts.errors import OperationFailedError, UnavailableError
 from gristmill_contracts.http import Refuse
-from gristmill_contracts.ids import Stream
-from gristmill_contracts.inbox import InboxEntry
+from gristmill_contracts.ids import SessionUid, Stream
+from gristmill_contracts.inbox import AckInbox, InboxEntry
 from gristmill_meter.checkpoints import encode_state, restore_state
 from gristmill_meter.records import SessionState
+from gristmill_testing.fake_ledger import FakeLedger
 from gristmill_testing.meter_world import (
     UID,
     World,
@@ -209,6 +210,27 @@ async def test_the_number_of_the_last_one_survives_a_checkpoint_of_the_log() -> 
     again = SessionState(uid=UID)
     restore_state(again, encode_state(state))
     assert again.inbox_number == LOG_1
+
+
+async def test_f34_nothing_is_acknowledged_before_it_is_durable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(world, *(entry(n, n, forward_backward(n)) for n in range(1, 6)))
+    real = type(world.ledger).ack_inbox
+    held: list[int] = []
+
+    async def watching(self: FakeLedger, uid: SessionUid, request: AckInbox) -> None:
+        session = world.session
+        frames = [session.state.records["train", n].accepted_frame for n in request.taken]
+        assert max(frames) <= session.log.durable_number
+        held.extend(request.taken)
+        await real(self, uid, request)
+
+    monkeypatch.setattr(type(world.ledger), "ack_inbox", watching)
+    await world.start()
+    assert held == [1, 2, 3, 4, 5]
+    await world.crash()
+    assert [world.session.state.records["train", n].number for n in held] == held
 
 
 class TestArchive:
