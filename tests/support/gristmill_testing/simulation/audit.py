@@ -30,12 +30,14 @@ class Audit:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.violations: list[str] = []
+        self._judging = False
         self._released: dict[str, int] = {}
         self._registered: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def fail(self, what: str) -> None:
         if what not in self.violations:
             self.violations.append(what)
+            self.world.loop.broken = not self._judging
             self.world.note("VIOLATION", what)
 
     # --- during the run --------------------------------------------------------------------------
@@ -87,6 +89,11 @@ class Audit:
                 f"attempt {attempt} of {uid[:4]} released a result after attempt {newest} had"
             )
 
+    def restored(self) -> None:
+        """A ledger from a backup knows nothing of what came after it."""
+        self._registered.clear()
+        self._released.clear()
+
     def registered(self, uid: str, attempt: int) -> None:
         """The ledger has answered the registration of an attempt."""
         self._registered[uid].append((time.time_ns() // 1000, attempt))
@@ -128,6 +135,8 @@ class Audit:
     # --- at the end ------------------------------------------------------------------------------
 
     def judge(self) -> None:
+        """Everything that is broken, not only the first of it."""
+        self._judging = True
         rows = self.world.books.rows("usage_event")
         self._check_sequences(rows)
         self._check_oddities(rows)

@@ -26,6 +26,10 @@ class Killed(BaseException):
     """The process dies inside a blocking call. No handler of errors may catch it."""
 
 
+class BrokenOffError(Exception):
+    """A promise was broken: what comes after would only hide it."""
+
+
 class StuckError(AssertionError):
     """The run did not end: nothing is left to happen, or far too much happened."""
 
@@ -105,6 +109,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.tasks: list[SimTask] = []
         self.errors: list[str] = []
+        self.broken = False
+        """A promise was broken: the run ends before its next step."""
         self._busy_until: dict[int, float] = {}
         self.set_task_factory(SimTask)  # type: ignore[arg-type]
         self.set_exception_handler(self._unexpected)
@@ -126,6 +132,9 @@ class SimLoop(asyncio.BaseEventLoop):
             self.errors.append(f"{context.get('message')}: {error!r}")
 
     def _run_once(self) -> None:
+        if self.broken:
+            self.broken = False
+            raise BrokenOffError
         ready: Any = self._ready  # type: ignore[attr-defined]
         scheduled: Any = self._scheduled  # type: ignore[attr-defined]
         if not ready:

@@ -141,8 +141,8 @@ MUTATIONS = (
     Mutation(
         name="duplicates are known for a while only",
         where="gristmill_ledger.events:_known_hashes",
-        old="for row in rows}",
-        new="for row in list(rows)[-1:]}",
+        old="for event_id, digest in found}",
+        new="for event_id, digest in list(found)[-1:]}",
         seed=0,
     ),
     Mutation(
@@ -169,7 +169,7 @@ MUTATIONS = (
     Mutation(
         name="the rest of a hold stays reserved for ever",
         where="gristmill_ledger.budgets.holds:resolve",
-        old="add(changes, balance.period, balance.released(balance.rest))",
+        old="changes.add(balance.period, balance.released(balance.rest))",
         new="pass",
         seed=0,
     ),
@@ -182,7 +182,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="what is posted is set instead of added to",
-        where="gristmill_ledger.budgets.holds:add",
+        where="gristmill_ledger.budgets.holds:Changes.add",
         old="change.posted += more.posted",
         new="change.posted = more.posted",
         seed=0,

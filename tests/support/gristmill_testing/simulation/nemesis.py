@@ -210,6 +210,7 @@ class Nemesis:
             return
         self._struck = True
         books.restored = True
+        self.world.audit.restored()
         if books.process is not None:
             books.process.kill()
         books.load(books.backup)

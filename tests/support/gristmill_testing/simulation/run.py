@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gristmill_testing.simulation.loop import SimLoop, StuckError, running
+from gristmill_testing.simulation.loop import BrokenOffError, SimLoop, StuckError, running
 from gristmill_testing.simulation.mutations import MUTATIONS, plant
 from gristmill_testing.simulation.world import Trace, World
 
@@ -76,6 +76,8 @@ def _run_world(seed: int, loop: SimLoop, trace: Trace) -> list[str]:
     world = World(seed, loop, trace)
     try:
         loop.run_until_complete(world.run())
+    except BrokenOffError:
+        pass
     except StuckError as error:
         world.audit.fail(f"{error}: {world.state()}")
     except Exception as error:  # noqa: BLE001 - a run that breaks off has failed
