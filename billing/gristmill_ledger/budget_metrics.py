@@ -7,8 +7,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gristmill_contracts import limits
 from gristmill_contracts import metrics as names
-from gristmill_contracts.budgets import TOKENS, BudgetView
+from gristmill_contracts.budgets import TOKENS
 from gristmill_contracts.units import PICO_PER_UNIT
+from gristmill_ledger.budgets.decide import Figures
 
 LABELS: Final = ("tenant", "budget", "unit")
 OTHER: Final = "other"
@@ -68,14 +69,14 @@ class BudgetMetrics:
     def crossed(self, percent: int) -> None:
         self.thresholds.labels(str(percent)).inc()
 
-    def show(self, budgets: Iterable[BudgetView]) -> None:
+    def show(self, budgets: Iterable[Figures]) -> None:
         """Bring the gauges up to date; a budget that is not among them has no series any more."""
         for gauge in (self.limit, self.posted, self.reserved):
             gauge.clear()
         for each in budgets:
-            labels = (each.tenant, each.name, each.unit)
+            tenant, _, name = each.budget.partition("/")
+            labels = (tenant, name, each.unit)
             per_unit = 1 if each.unit == TOKENS else PICO_PER_UNIT
-            period = each.period
-            self.limit.labels(*labels).set(period.limit / per_unit)
-            self.posted.labels(*labels).set((period.posted + period.late_posted) / per_unit)
-            self.reserved.labels(*labels).set((period.reserved + period.suspense) / per_unit)
+            self.limit.labels(*labels).set(each.limit / per_unit)
+            self.posted.labels(*labels).set((each.posted + each.late_posted) / per_unit)
+            self.reserved.labels(*labels).set((each.reserved + each.suspense) / per_unit)

@@ -7,16 +7,16 @@ from typing import Final
 
 from sqlalchemy import Connection, func, select
 
-from gristmill_contracts.budgets import BudgetView
 from gristmill_contracts.cluster_http import HeartbeatAnswer
 from gristmill_contracts.http import Heartbeat, HeartbeatPage
 from gristmill_ledger import schema
 from gristmill_ledger.artifact_port import ArtifactStore
 from gristmill_ledger.artifact_stores import artifact_store, body_store, head_store
 from gristmill_ledger.auth import read_cluster_key
+from gristmill_ledger.budgets import figures
+from gristmill_ledger.budgets.decide import Figures
 from gristmill_ledger.budgets.desk import LeaseDesk
 from gristmill_ledger.budgets.returns import answer_leases
-from gristmill_ledger.budgets.views import shown_budgets
 from gristmill_ledger.chain.keeper import Keeper
 from gristmill_ledger.chain.keys import open_key
 from gristmill_ledger.coalesce import Coalescer
@@ -213,7 +213,7 @@ class Ledger:
         return self.metrics.text(producers=producers, heartbeat_us=heartbeat_us)
 
 
-def _gauges(connection: Connection) -> tuple[int, int | None, list[BudgetView]]:
+def _gauges(connection: Connection) -> tuple[int, int | None, list[Figures]]:
     producers = connection.execute(select(func.count()).select_from(schema.producer)).scalar_one()
-    budgets = shown_budgets(connection, clock_us(connection))
+    budgets = figures.shown(connection, clock_us(connection))
     return producers, newest_heartbeat_us(connection), budgets

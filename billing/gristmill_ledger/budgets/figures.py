@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, and_, bindparam, or_, select
 
+from gristmill_contracts import limits
 from gristmill_ledger.budgets.decide import Figures
 from gristmill_ledger.budgets.periods import period_at
 from gristmill_ledger.database import insert_or_skip
@@ -42,6 +43,13 @@ _APPLICABLE: Final = (
     .order_by(_budget.id)
 )
 _ONE: Final = select(*_COLUMNS).select_from(_JOINED).where(_budget.id == bindparam("budget"))
+_SHOWN: Final = (
+    select(*_COLUMNS)
+    .select_from(_JOINED)
+    .where(_budget.scope_type.in_(("tenant", "project")), _terms.amount.is_not(None))
+    .order_by(_budget.id)
+    .limit(limits.METRIC_LABEL_VALUES_MAX)
+)
 _LOCK_TERMS: Final = (
     select(_terms.amount).where(_terms.budget == bindparam("budget")).with_for_update()
 )
@@ -86,6 +94,15 @@ def one(connection: Connection, budget: str, at_us: int) -> Figures:
 def seen(connection: Connection, budget: str, at_us: int) -> Figures:
     """`one` for readers: a period that was never used is all zeros, and is not made."""
     row = connection.execute(_ONE, {"budget": budget, "at_us": at_us}).one()
+    return _seen(row, at_us)
+
+
+def shown(connection: Connection, at_us: int) -> list[Figures]:
+    """Those that have series of their own: the first of tenants and projects, for sessions have no labels."""
+    return [_seen(row, at_us) for row in connection.execute(_SHOWN, {"at_us": at_us})]
+
+
+def _seen(row: AnyRow, at_us: int) -> Figures:
     if row.start_us is not None:
         return _figures(row)
     period = period_at(*_recurring(row), at_us)

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, select
 
-from gristmill_contracts import limits
 from gristmill_contracts.budgets import (
     BudgetPage,
     BudgetView,
@@ -79,16 +78,6 @@ def list_budgets(connection: Connection, query: BudgetQuery, now_us: int) -> Bud
         budgets=[_view(connection, row, now_us) for row in shown],
         next_after=shown[-1].id if len(rows) > query.limit else None,
     )
-
-
-def shown_budgets(connection: Connection, now_us: int) -> list[BudgetView]:
-    """Those that have series of their own: the first of tenants and projects, for sessions have no labels."""
-    statement = (
-        _BUDGETS.where(_budget.scope_type.in_(("tenant", "project")), _terms.amount.is_not(None))
-        .order_by(_budget.id)
-        .limit(limits.METRIC_LABEL_VALUES_MAX)
-    )
-    return [_view(connection, row, now_us) for row in connection.execute(statement).all()]
 
 
 def list_suspense(
