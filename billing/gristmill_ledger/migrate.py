@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--grant-to", metavar="ROLE", help="PostgreSQL role that serves: it gets no right to change a fact"
+        "--grant-to",
+        metavar="ROLE",
+        help="PostgreSQL role that serves: it gets no right to change a fact",
     )
     options = parser.parse_args(arguments)
     settings = LedgerSettings()
