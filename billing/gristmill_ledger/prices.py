@@ -17,7 +17,7 @@ from sqlalchemy import Connection, bindparam, func, select
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import ConflictError, ForbiddenError, InvalidRequestError
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.units import now_us
 from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_ledger import checks, schema

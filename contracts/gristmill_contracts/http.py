@@ -43,7 +43,7 @@ gateway, cli, operator -> ledger:
     GET  /v1/checkpoints?tenant=&group=&after=&limit=&order=  -> CheckpointPage
     GET  /v1/checkpoints/{tenant}/{group}/{version}           -> Checkpoint
     DELETE same                                    -> Empty (tombstone: facts stay)
-    GET  /v1/usage?...                             JSON: see the ledger's usage module
+    GET  /v1/usage, /v1/explain, /v1/estimate; POST /v1/rerate: JSON, see docs/reference/usage-api.md
     GET  /v1/events?session=&after=&limit=         -> {"events": [stored row], "next_after": seq | None}
     PUT  /v1/price-books/{name}                    PriceBook -> Empty
 """
@@ -365,21 +365,6 @@ class RegisterSession(msgspec.Struct, kw_only=True):
 class TenantAccount(msgspec.Struct, kw_only=True):
     tenant: TenantName
     account_id: str
-
-
-class Price(msgspec.Struct, kw_only=True):
-    """`model` "*" prices every model without a row of its own."""
-
-    model: str
-    token_type: str
-    micros_per_mtok: int
-
-
-class PriceBook(msgspec.Struct, kw_only=True):
-    name: str
-    currency: str
-    effective_from_us: int
-    prices: list[Price]
 
 
 # --- supervisor or operator, and meter -----------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.resources import (
     ClusterResource,
     Conditions,

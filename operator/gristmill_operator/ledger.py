@@ -16,12 +16,12 @@ from gristmill_contracts.http import (
     SERVICE_HEADER,
     Empty,
     HeartbeatPage,
-    PriceBook,
     Problem,
     RegisterSession,
     TenantAccount,
 )
 from gristmill_contracts.ids import SessionUid
+from gristmill_contracts.price_book import PriceBook
 
 T = TypeVar("T")
 SERVICE: Final = "operator"

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from gristmill_contracts import conditions
 from gristmill_contracts.conditions import condition
 from gristmill_contracts.errors import ConflictError, ForbiddenError, InvalidRequestError
-from gristmill_contracts.http import PriceBook
+from gristmill_contracts.price_book import PriceBook
 from gristmill_contracts.rate_card import RateCard, price_book
 from gristmill_contracts.resources import Condition
 from gristmill_contracts.units import now_us

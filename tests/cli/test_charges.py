@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gristmill_contracts import limits
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_testing.cli import Commands
 from gristmill_testing.ledger import LedgerClient, make_event, running_ledger

@@ -16,8 +16,9 @@ from gristmill_contracts import conditions, labels
 from gristmill_contracts.budgets import BudgetView, PutBudget, ScopeType
 from gristmill_contracts.credentials import EndpointSecret
 from gristmill_contracts.errors import ConflictError, NotFoundError, UnavailableError
-from gristmill_contracts.http import PriceBook, RegisterSession, TenantAccount
+from gristmill_contracts.http import RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
+from gristmill_contracts.price_book import PriceBook
 from gristmill_contracts.rate_card import RateCard
 from gristmill_contracts.resources import Metadata, NameRef
 from gristmill_contracts.session import (

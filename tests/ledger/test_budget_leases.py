@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import ConflictError, FencedError, NotFoundError
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger.budgets import leases
 from gristmill_ledger.budgets.decide import lease_amount, passed, worst_prices

@@ -12,13 +12,12 @@ from gristmill_contracts.errors import ForbiddenError, GristmillError, Unauthent
 from gristmill_contracts.http import (
     PROTOCOL_HEADER,
     Empty,
-    Price,
-    PriceBook,
     Problem,
     RegisterSession,
     TenantAccount,
 )
 from gristmill_contracts.ids import SessionUid, TenantName
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.secrets import attempt_secret, producer_secret, service_secret
 from gristmill_ledger.auth import read_cluster_key
 from gristmill_testing.ledger import (

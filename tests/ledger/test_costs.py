@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from gristmill_contracts.errors import ConflictError
-from gristmill_contracts.http import Heartbeat, HeartbeatPage, Price, PriceBook
+from gristmill_contracts.http import Heartbeat, HeartbeatPage
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger import costs
 from gristmill_ledger.costs import Costs

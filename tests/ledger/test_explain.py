@@ -8,7 +8,7 @@ import pytest
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import ConflictError, NotFoundError
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger.database import Database
 from gristmill_ledger.explain import explain_event, explain_session

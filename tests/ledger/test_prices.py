@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gristmill_contracts.errors import ConflictError, InvalidRequestError
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger.database import Database
 from gristmill_ledger.prices import PriceList, load_prices, put_price_book

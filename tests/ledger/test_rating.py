@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from gristmill_contracts.errors import InvalidRequestError
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger.database import Database
 from gristmill_ledger.prices import put_price_book

@@ -15,13 +15,12 @@ from gristmill_contracts.http import (
     CheckpointPage,
     CreateGroup,
     Empty,
-    Price,
-    PriceBook,
     RegisterCheckpoint,
     RegisterSession,
     TenantAccount,
-)  # fmt: skip
+)
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger.database import Database
 from gristmill_testing.ledger import START_US, LedgerClient, make_event, running_ledger

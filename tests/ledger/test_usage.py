@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import OPERATION_KINDS, TOKEN_TYPES, Counts, UsageEvent
 from gristmill_ledger.calendars import BUCKETS, SIZES_US
 from gristmill_ledger.database import Database

@@ -4,13 +4,8 @@ from fastapi import APIRouter, Request, Response
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import InvalidRequestError
-from gristmill_contracts.http import (
-    CreateGroup,
-    Empty,
-    PriceBook,
-    RegisterCheckpoint,
-    RegisterSession,
-)  # fmt: skip
+from gristmill_contracts.http import CreateGroup, Empty, RegisterCheckpoint, RegisterSession
+from gristmill_contracts.price_book import PriceBook
 from gristmill_ledger import checkpoints, checks
 from gristmill_ledger.auth import caller_of
 from gristmill_ledger.ledger import Ledger

@@ -23,8 +23,9 @@ from gristmill_cli.local.world import World, group_of
 from gristmill_contracts import labels
 from gristmill_contracts.credentials import EndpointSecret, EndpointSecretSpec
 from gristmill_contracts.errors import ConflictError, NotFoundError
-from gristmill_contracts.http import Assignment, PriceBook, RegisterSession, TenantAccount
+from gristmill_contracts.http import Assignment, RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
+from gristmill_contracts.price_book import PriceBook
 from gristmill_contracts.rate_card import RateCard, price_book
 from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import TrainingSession

@@ -13,11 +13,11 @@ from gristmill_contracts.http import (
     CONTENT_TYPE,
     Empty,
     HeartbeatPage,
-    PriceBook,
     Problem,
     RegisterSession,
     TenantAccount,
 )
+from gristmill_contracts.price_book import PriceBook
 
 T = TypeVar("T")
 ANSWER_TIMEOUT_S: Final = 10.0

@@ -16,8 +16,9 @@ import yaml
 from gristmill_contracts.budgets import BudgetView, PutBudget, ScopeType
 from gristmill_contracts.cluster_http import Directive, UsageGap
 from gristmill_contracts.errors import GristmillError
-from gristmill_contracts.http import PriceBook, RegisterSession, TenantAccount
+from gristmill_contracts.http import RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
+from gristmill_contracts.price_book import PriceBook
 from gristmill_contracts.session import TrainingSession, TrainingSessionStatus
 from gristmill_operator.apply import ClusterHands
 from gristmill_operator.bucket import TokenBucket
