@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from gristmill_contracts.budgets import TOKENS, BudgetView, PutBudget, ScopeType
+from gristmill_contracts.errors import NotFoundError
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.limits import QUANTITY_MAX
 from gristmill_contracts.session import TrainingSession
@@ -82,7 +83,12 @@ async def keep_budgets(
 ) -> list[BudgetView]:
     """Make the budgets of a resource so, and end those that it asks for no more. Raises the ledger's errors."""
     views = [await ledger.put_budget(tenant, name, put) for name, put in wanted.items()]
-    for known in await ledger.list_budgets(tenant, scope_type, scope):
+    try:
+        found = await ledger.list_budgets(tenant, scope_type, scope)
+    except NotFoundError:
+        # A ledger of the release before, which is about to be upgraded, has none.
+        return views
+    for known in found:
         if known.source == "resource" and known.name not in wanted:
             await ledger.end_budget(tenant, known.name)
     return views

@@ -4,7 +4,7 @@ import pytest
 
 from gristmill_contracts import conditions
 from gristmill_contracts.budgets import PutBudget
-from gristmill_contracts.errors import ConflictError, UnavailableError
+from gristmill_contracts.errors import ConflictError, NotFoundError, UnavailableError
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.resources import Condition, Metadata
 from gristmill_contracts.session import (
@@ -15,7 +15,7 @@ from gristmill_contracts.session import (
 )
 from gristmill_contracts.tenant import Tenant, TenantBudget, TenantSpec, TenantStatus
 from gristmill_operator.tenant_budget import look_at_budget
-from gristmill_sessions.budgets import session_budgets
+from gristmill_sessions.budgets import keep_budgets, session_budgets
 from gristmill_testing.operator_bench import BookingLedger
 
 USD = 10**12
@@ -81,6 +81,18 @@ async def test_a_budget_that_the_ledger_refuses_is_none_to_spend() -> None:
     look = await look_at_budget(ledger, tenant("1.00"))
     assert look.condition is not None
     assert (look.condition.status, look.condition.reason) == ("False", "BudgetRefused")
+
+
+async def test_a_ledger_that_knows_no_budgets_yet_keeps_nobody_from_starting() -> None:
+    ledger = BookingLedger(refusal=NotFoundError("no route"))
+    assert await keep_budgets(ledger, "acme", "session", "u", {}) == []
+    spec = TrainingSessionSpec(
+        base_model_ref=BaseModelRef(name="tiny"), budget=BudgetSpec(max_tokens=1)
+    )
+    session = TrainingSession(metadata=Metadata(name="run"), spec=spec)
+    wanted = session_budgets(session, SessionUid("u"), None)
+    with pytest.raises(NotFoundError):
+        await keep_budgets(ledger, "acme", "session", "u", wanted)
 
 
 @pytest.mark.parametrize(
