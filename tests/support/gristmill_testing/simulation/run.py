@@ -9,9 +9,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
+from gristmill_meter import meter as meter_module
 from gristmill_testing.simulation.loop import BrokenOffError, SimLoop, StuckError, running
 from gristmill_testing.simulation.mutations import MUTATIONS, plant
+from gristmill_testing.simulation.pods import SimFolder
 from gristmill_testing.simulation.world import Trace, World
 
 SHOWN = 60
@@ -59,7 +62,8 @@ def run_seed(seed: int, mutation: str | None = None, *, verbose: bool = False) -
     trace = Trace(keep=1_000_000 if verbose else 400)
     loop = SimLoop(seed, trace.note)
     trace.now = loop.time
-    with _quiet(verbose=verbose), running(loop):
+    folders = patch.object(meter_module, "AssignmentsFolder", SimFolder)
+    with _quiet(verbose=verbose), running(loop), folders:
         violations = _run_world(seed, loop, trace)
     return Outcome(
         seed=seed,

@@ -13,7 +13,6 @@ from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import BaseModelRef, TrainingSession, TrainingSessionSpec
 from gristmill_contracts.usage import Counts
-from gristmill_meter import meter as meter_module
 from gristmill_meter.settings import MeterSettings
 from gristmill_testing.fake_worker import Weights
 from gristmill_testing.simulation.audit import Audit
@@ -127,7 +126,6 @@ class World:
 
     async def run(self) -> None:
         SimFolder.assigned.clear()
-        meter_module.AssignmentsFolder = SimFolder  # type: ignore[assignment,misc]
         self.note("plan", self.plan)
         self._make_sessions()
         self.books.start()
