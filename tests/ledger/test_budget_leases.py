@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.event import listen, remove
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import ConflictError, FencedError, NotFoundError
@@ -296,3 +297,27 @@ def test_f46_a_stream_gets_exactly_what_is_left(database: Database) -> None:
     post(database, [make_event(1, counts=Counts(sample=100), lease=lease.id)], "s-1")
     assert figures(database) == (100, 0, 0, 0)
     assert budgets.denied(database, 2, 1000, least=budgets.tokens(1)).posted == 100
+
+
+@pytest.mark.parametrize("count", [8, 64])
+def test_f58_leases_that_wait_together_cost_as_many_statements_as_one(
+    database: Database, count: int
+) -> None:
+    """A hot budget is changed once for all of them: its row is what writers would queue for."""
+    put(database, 10**9)
+    for n in range(count):
+        session(database, f"m-{n}")
+    requests = [budgets.ask(n, 10, session=f"m-{n}", want=budgets.tokens(10)) for n in range(count)]
+    statements: list[str] = []
+
+    def count_one(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        statements.append(statement.split(maxsplit=1)[0])
+
+    listen(database.engine, "before_cursor_execute", count_one)
+    found = database.write_now(lambda c: leases.take(c, requests, book="default", now_us=NOW_US))
+    remove(database.engine, "before_cursor_execute", count_one)
+    assert len(found) == count
+    assert statements.count("UPDATE") == 1
+    assert statements.count("INSERT") <= 4
+    assert len(statements) <= 12
+    assert figures(database) == (0, 0, count * 10, 0)
