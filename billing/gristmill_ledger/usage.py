@@ -2,7 +2,7 @@
 
 The answer is JSON:
 
-    {"rows": [{<bucket_start, bucket_start_us when bucketed>, <each group_by key>,
+    {"rows": [{<bucket_start, bucket_start_us, bucket_end_us when bucketed>, <each group_by key>,
                <session_name when grouped by session>, <kind with include_attempts>,
                "prefill": n, "cached_prefill": n, "sample": n, "train": n, "total": n,
                "operations": n, "operations_unknown": n, "operations_quarantined": n,
@@ -13,11 +13,14 @@ The answer is JSON:
                "events": n | null, "reason", "at_us"}], "lost_count": n}
 
 `total` is derived. Tokens of operations whose usage is unknown are in no sum: `operations_unknown`
-counts them, and where nothing else is in a row its tokens are null. `cost_pico` (10^-12 of the
-currency) is the exact sum of tokens x price at the start of each operation; null, never 0, where a
-price or the usage is not known, or where a row mixes currencies. Each session is priced by its own
-book, else by the ledger's, `price_book`; the answer's `currency` is that of all its rows. With a token_type filter, or grouped by it, the row holds that type
-alone and `operations` counts those that ran some of it.
+counts them, and where nothing else is in a row its tokens are null. Days and months are those of the
+zone that is asked for, and `bucket_start` tells its local time.
+
+`cost_pico` (10^-12 of the currency) is the exact sum of tokens x price at the start of each operation;
+null, never 0, where a price or the usage is not known, or where a row mixes currencies. What is rated
+costs what it was rated at; what is not, yet, costs what it will be: by the session's own book, else by
+the ledger's, `price_book`. The answer's `currency` is that of all its rows. With a token_type filter, or
+grouped by it, a row holds that type alone and `operations` counts those that ran some of it.
 """
 
 from collections import defaultdict

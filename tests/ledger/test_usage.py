@@ -33,6 +33,7 @@ def random_events(seed: int, size: int) -> list[UsageEvent]:
             session=dice.choice(("s-1", "s-2")),
             model=dice.choice(("tiny", "large")),
             project=dice.choice(("", "rl")),
+            key=dice.choice(("", "AKIA1")),
             operation=dice.choice(OPERATION_KINDS[:2]),
             kind=dice.choice(("usage", "usage", "attempt")),
             counts=Counts(
@@ -230,6 +231,8 @@ def test_f30_attempts_inflate_neither_operations_nor_the_bill(database: Database
         pytest.param({"model": "large"}, {3}, id="model"),
         pytest.param({"project": "rl"}, {4}, id="project"),
         pytest.param({"project": ""}, {1, 2, 3}, id="no project"),
+        pytest.param({"key": "AKIA1"}, {1}, id="key"),
+        pytest.param({"key": ""}, {2, 3, 4}, id="no key"),
         pytest.param({"operation": "forward", "session": "s-1"}, {3}, id="two filters"),
     ],
 )
@@ -238,7 +241,7 @@ def test_filters_and_ranges(
 ) -> None:
     register(database)
     post(database, [
-        make_event(1, counts=Counts(train=10)),
+        make_event(1, counts=Counts(train=10), key="AKIA1"),
         make_event(2, counts=Counts(train=100), session="s-2"),
         make_event(3, counts=Counts(train=1000), model="large", operation="forward"),
         make_event(4, counts=Counts(train=10_000), project="rl"),
