@@ -60,6 +60,8 @@ class Room:
     free_bytes: int
     free_bytes_min: int
     context_length: int
+    now_us: int = 0
+    """0 = the ledger has not told yet what it has."""
 
 
 def on_submit(
@@ -79,7 +81,7 @@ def on_submit(
     number = state.log_number + 1
     if submit.stream == "train":
         number = _new_number(book, submit.number)
-    _check_bounds(state, submit)
+    _check_bounds(state, submit, room.now_us)
     return Accept(number=number, room_bytes=_checked_room(state, submit, room))
 
 
@@ -186,7 +188,19 @@ def _check_open(state: SessionState) -> None:
         raise ConflictError(f"session {state.uid} has failed: {state.failure.message}")
 
 
-def _check_bounds(state: SessionState, submit: Submit) -> None:
+def _check_unacked(state: SessionState, now_us: int) -> None:
+    """What the ledger does not have yet would be lost with the volume: it is bounded."""
+    if not state.events or not now_us:
+        return
+    age_s = (now_us - state.events[0][1].op_end_us) / 1e6
+    if len(state.events) >= limits.UNACKED_OPERATIONS_MAX or age_s >= limits.UNACKED_AGE_S_MAX:
+        raise OverloadedError(
+            f"the ledger has not acknowledged {len(state.events)} operations of session {state.uid}, the "
+            f"oldest for {age_s:.0f} s; retry when it answers"
+        )
+
+
+def _check_bounds(state: SessionState, submit: Submit, now_us: int) -> None:
     if len(state.open_keys) >= limits.QUEUED_OPERATIONS_MAX:
         raise OverloadedError(
             f"{len(state.open_keys)} operations of session {state.uid} wait; at most "
@@ -197,6 +211,7 @@ def _check_bounds(state: SessionState, submit: Submit) -> None:
             f"{state.open_bytes} bytes of operations of session {state.uid} wait; at most "
             f"{limits.QUEUED_BYTES_MAX} may; retry when some have ended"
         )
+    _check_unacked(state, now_us)
     if submit.stream == "log" and state.unclaimed_tokens >= limits.UNCLAIMED_TOKENS_MAX:
         raise OverloadedError(
             f"results of {state.unclaimed_tokens} tokens wait to be fetched; at most "

@@ -134,4 +134,5 @@ def room_of(session: Session) -> Room:
         free_bytes=session.disk.free_bytes(),
         free_bytes_min=session.settings.log_free_bytes_min,
         context_length=session.context_length,
+        now_us=session.now_us() if session.serves else 0,
     )

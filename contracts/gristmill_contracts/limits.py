@@ -172,6 +172,11 @@ STREAM_FLUSH_TOKENS: Final = 8
 """Tokens in one PROGRESS frame and one flush of a token stream, at most."""
 
 # --- posting -------------------------------------------------------------------------------------
+UNACKED_OPERATIONS_MAX: Final = 10_000
+"""Usage events of one session that the ledger has not acknowledged; past it 429. What a lost volume takes
+with it is no more than this."""
+UNACKED_AGE_S_MAX: Final = 900.0
+"""Age of the oldest of them; past it 429."""
 BATCH_EVENTS_MAX: Final = 500
 HEARTBEAT_S: Final = 2.0
 HEARTBEAT_PAGE_MAX: Final = 1000

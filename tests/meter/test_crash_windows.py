@@ -271,7 +271,7 @@ def test_no_promised_window_is_left_out() -> None:
 
 @pytest.mark.parametrize("worker_dies", [False, True], ids=["worker lives", "worker dies"])
 @pytest.mark.parametrize("window", WINDOWS)
-async def test_a_run_survives_the_window(
+async def test_f38_a_run_survives_the_window(
     window: str,
     worker_dies: bool,
     undisturbed: list[bytes],

@@ -12,6 +12,7 @@ from gristmill_contracts.errors import (
     FencedError,
     LogFullError,
     LogLostError,
+    OverloadedError,
     UnavailableError,
     VolumeFailedError,
 )
@@ -20,7 +21,7 @@ from gristmill_testing.fake_disk import FakeDisk
 from gristmill_testing.meter_world import UID, World, forward_backward, sample
 
 
-async def test_a_ledger_that_was_away_gets_everything_once_and_in_order(world: World) -> None:
+async def test_f34_a_ledger_that_was_away_gets_everything_once_and_in_order(world: World) -> None:
     await world.train(1, forward_backward(3, 1))  # It brings the word that no budget applies.
     await world.settled()
     world.ledger.away = True
@@ -33,6 +34,26 @@ async def test_a_ledger_that_was_away_gets_everything_once_and_in_order(world: W
     assert [event.producer_seq for event in world.ledger.events] == list(range(1, 21))
     assert [event.number for event in world.ledger.events] == list(range(1, 21))
     assert world.ledger.billed() == Counts(train=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"), [("UNACKED_OPERATIONS_MAX", 2), ("UNACKED_AGE_S_MAX", 0.0)]
+)
+async def test_what_the_ledger_does_not_have_yet_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str, bound: float
+) -> None:
+    await world.train(1, forward_backward(3, 1))
+    await world.settled()
+    world.ledger.away = True
+    for number in (2, 3):
+        await world.train(number, forward_backward(3, number))
+    monkeypatch.setattr(limits, name, bound)
+    with pytest.raises(OverloadedError, match="has not acknowledged 2 operations"):
+        await world.submit(4, forward_backward(3, 4))
+    assert (await world.submit(3, forward_backward(3, 3))).duplicate
+    world.ledger.away = False
+    await world.settled()
+    assert (await world.train(4, forward_backward(3, 4))).state == "Completed"
 
 
 async def test_an_answer_that_was_lost_stores_nothing_twice(world: World) -> None:

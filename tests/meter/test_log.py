@@ -33,7 +33,7 @@ def fsyncs(disk: FakeDisk) -> int:
     return sum(call[0] == "fsync" and call[1].endswith(".seg") for call in disk.calls)
 
 
-async def test_durable_frames_survive_a_power_failure_and_others_do_not() -> None:
+async def test_f36_durable_frames_survive_a_power_failure_and_others_do_not() -> None:
     disk = FakeDisk()
     log, _ = opened(disk)
     await log.durable(append(log, 1))

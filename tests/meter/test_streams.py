@@ -16,7 +16,9 @@ from gristmill_testing.fake_worker import sample_tokens
 from gristmill_testing.meter_world import World, compute_logprobs, make_submit, sample
 
 
-async def test_a_stream_carries_every_token_once_and_is_billed_at_its_end(world: World) -> None:
+async def test_f04_f06_a_stream_carries_every_token_once_and_is_billed_at_its_end(
+    world: World,
+) -> None:
     operation = sample(prompt=5, tokens=18)
     chunks = await world.read_stream(operation)
     assert [token for chunk in chunks for token in chunk.tokens] == sample_tokens(operation, 0)
@@ -49,7 +51,7 @@ async def test_every_flush_was_durable_before_it_left(world: World) -> None:
     await world.read_stream(sample(prompt=5, tokens=16), check)
 
 
-async def test_a_client_that_leaves_pays_for_what_was_durable_and_the_worker_stops(
+async def test_f20_a_client_that_leaves_pays_for_what_was_durable_and_the_worker_stops(
     world: World,
 ) -> None:
     submit = make_submit(None, sample(prompt=5, tokens=400))
@@ -103,7 +105,7 @@ async def test_a_worker_that_dies_in_the_middle_ends_the_stream_with_an_error(
     assert (event.outcome, event.counts) == ("aborted", Counts(prefill=5, sample=12))
 
 
-async def test_an_error_text_of_the_worker_is_never_billed(world: World) -> None:
+async def test_f22_an_error_text_of_the_worker_is_never_billed(world: World) -> None:
     def fail(number: int) -> None:
         if number == 2:
             raise ConflictError("a very long text about what went wrong")
