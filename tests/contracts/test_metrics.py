@@ -70,7 +70,7 @@ def test_no_label_names_a_session_a_user_or_a_request(part: str) -> None:
     }
     allowed = {"tenant", "model", "token_type", "operation", "kind", "outcome", "replay"}
     of_the_cluster = {"resource", "state", "verb", "code", "informative"}
-    of_budgets = {"budget", "unit", "percent", "reason", "resolution"}  # never those of a session
+    of_budgets = {"budget", "unit", "percent", "reason", "resolution", "currency"}
     assert labels <= allowed | of_the_cluster | of_budgets | {"status", "result", "label"}
 
 
