@@ -111,7 +111,13 @@ class Books:
         _settings().data_dir.mkdir()
 
     def load(self, content: bytes) -> None:
-        self.raw.deserialize(content)
+        """Page by page, for SQLite does not survive another database under its prepared statements."""
+        if self.raw.in_transaction:
+            self.raw.execute("ROLLBACK")
+        other = sqlite3.connect(":memory:")
+        other.deserialize(content)
+        other.backup(self.raw)
+        other.close()
         self.raw.execute("PRAGMA foreign_keys=ON")
         self.raw.execute("PRAGMA recursive_triggers=ON")
         self.raw.execute("PRAGMA synchronous=OFF")
@@ -141,7 +147,6 @@ class Books:
 
     def _died(self) -> None:
         if self.volatile is not None:
-            self.raw.execute("ROLLBACK") if self.raw.in_transaction else None
             self.load(self.volatile)
             self.volatile = None
 
