@@ -25,7 +25,7 @@ from gristmill_testing.waiting_volumes import CLASS, make_volumes
 Json = dict[str, Any]
 CONVERGED_S = 30.0
 FAST: Json = {"qps": "300", "burst": "300", "log_level": "WARNING"}
-DOWN_S = float(os.environ.get("GRISTMILL_DOWN_S", "30"))
+DOWN_S = float(os.environ.get("GRISTMILL_DOWN_S", "300"))
 """How long nobody looks after the sessions in G6, at least: longer than a Lease lasts."""
 
 
