@@ -42,6 +42,11 @@ _APPLICABLE: Final = (
     .where(_budget.tenant == bindparam("tenant"), _terms.amount.is_not(None), _SCOPES)
     .order_by(_budget.id)
 )
+_MANY: Final = (
+    select(*_COLUMNS)
+    .select_from(_JOINED)
+    .where(_budget.id.in_(bindparam("budgets", expanding=True)))
+)
 _ONE: Final = select(*_COLUMNS).select_from(_JOINED).where(_budget.id == bindparam("budget"))
 _SHOWN: Final = (
     select(*_COLUMNS)
@@ -95,6 +100,12 @@ def seen(connection: Connection, budget: str, at_us: int) -> Figures:
     """`one` for readers: a period that was never used is all zeros, and is not made."""
     row = connection.execute(_ONE, {"budget": budget, "at_us": at_us}).one()
     return _seen(row, at_us)
+
+
+def seen_all(connection: Connection, budgets: Collection[str], at_us: int) -> dict[str, Figures]:
+    """`seen` of several, by id."""
+    rows = connection.execute(_MANY, {"budgets": sorted(budgets), "at_us": at_us})
+    return {row.id: _seen(row, at_us) for row in rows}
 
 
 def shown(connection: Connection, at_us: int) -> list[Figures]:

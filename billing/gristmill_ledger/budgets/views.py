@@ -1,5 +1,7 @@
 """Budgets and suspense as they are shown: pages with cursors, and the running period of each."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from gristmill_contracts.budgets import (
 )
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_ledger.budgets import figures
+from gristmill_ledger.budgets.decide import Figures
 from gristmill_ledger.budgets.figures import read_thresholds
 from gristmill_ledger.budgets.periods import FOR_EVER_US
 from gristmill_ledger.registry import require_found
@@ -29,11 +32,10 @@ _BUDGETS: Final = select(tables.budget, _terms.amount, _terms.mode, _terms.thres
 )
 _ONE: Final = _BUDGETS.where(_budget.id == bindparam("budget"))
 _PASSED: Final = (
-    select(_crossing.percent)
+    select(_crossing.budget, _crossing.start_us, _crossing.limit_amount, _crossing.percent)
     .where(
-        _crossing.budget == bindparam("budget"),
-        _crossing.start_us == bindparam("start_us"),
-        _crossing.limit_amount == bindparam("limit"),
+        _crossing.budget.in_(bindparam("budgets", expanding=True)),
+        _crossing.start_us.in_(bindparam("starts", expanding=True)),
     )
     .order_by(_crossing.percent)
 )
@@ -59,7 +61,7 @@ class BudgetQuery:
 def view_budget(connection: Connection, budget: str, now_us: int) -> BudgetView:
     """A budget with its running period. Raises NotFoundError."""
     row = connection.execute(_ONE, {"budget": budget}).one_or_none()
-    return _view(connection, require_found(row, f"budget {budget}"), now_us)
+    return _views(connection, [require_found(row, f"budget {budget}")], now_us)[0]
 
 
 def list_budgets(connection: Connection, query: BudgetQuery, now_us: int) -> BudgetPage:
@@ -75,7 +77,7 @@ def list_budgets(connection: Connection, query: BudgetQuery, now_us: int) -> Bud
     rows = connection.execute(statement).all()
     shown = rows[: query.limit]
     return BudgetPage(
-        budgets=[_view(connection, row, now_us) for row in shown],
+        budgets=_views(connection, shown, now_us),
         next_after=shown[-1].id if len(rows) > query.limit else None,
     )
 
@@ -123,11 +125,21 @@ def _suspended(row: AnyRow) -> SuspenseView:
     )
 
 
-def _view(connection: Connection, row: AnyRow, now_us: int) -> BudgetView:
-    now = figures.seen(connection, row.id, now_us)
-    passed = connection.execute(
-        _PASSED, {"budget": row.id, "start_us": now.start_us, "limit": now.limit}
-    ).scalars()
+def _views(connection: Connection, rows: Sequence[AnyRow], now_us: int) -> list[BudgetView]:
+    running = figures.seen_all(connection, [row.id for row in rows], now_us)
+    starts = {now.start_us for now in running.values()}
+    passed: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    found = connection.execute(_PASSED, {"budgets": sorted(running), "starts": sorted(starts)})
+    for row in found:
+        passed[row.budget, row.start_us, row.limit_amount].append(row.percent)
+    views = []
+    for row in rows:
+        now = running[row.id]
+        views.append(_view(row, now, passed[row.id, now.start_us, now.limit]))
+    return views
+
+
+def _view(row: AnyRow, now: Figures, passed: list[int]) -> BudgetView:
     return BudgetView(
         id=row.id,
         tenant=TenantName(row.tenant),
