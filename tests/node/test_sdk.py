@@ -17,8 +17,8 @@ from gristmill_testing.release import remove_everything
 from gristmill_testing.sdk_loop import TOKENS, batch, step
 
 STEPS = 20
-TOLD_S = 15
-"""For what the cluster must tell us first."""
+TOLD_S = 5
+"""From what the kubelet says to what the session says. The kubelet itself needs a meter that has started."""
 PER_STEP = sum(map(len, TOKENS))
 
 
@@ -93,10 +93,19 @@ def test_g24_an_image_that_does_not_exist_is_told_in_seconds_and_ends_at_the_lim
         found = [each for each in conditions if each["type"] == "PodsReady"]
         return found[0] if found and found[0]["reason"] == "ImagePullFailed" else None
 
-    condition = eventually("ImagePullFailed is told", told, TOLD_S)
+    eventually("the kubelet could not pull it", lambda: pull_failed(lab, "pulls"), 90, every=0.1)
+    condition = eventually("ImagePullFailed is told", told, TOLD_S, every=0.1)
     assert image in condition["message"]
     lab.wait_state("pulls", "Failed", seconds=120)
     eventually("its pod is gone", lambda: lab.pods("pulls") == [], 180)
+
+
+def pull_failed(lab: Lab, name: str) -> bool:
+    statuses = [
+        each for pod in lab.pods(name) for each in pod["status"].get("containerStatuses", [])
+    ]
+    reasons = {each["state"].get("waiting", {}).get("reason") for each in statuses}
+    return not reasons.isdisjoint({"ErrImagePull", "ImagePullBackOff"})
 
 
 def test_smollm2_trains_three_steps_and_all_four_count_the_same(lab: Lab) -> None:
