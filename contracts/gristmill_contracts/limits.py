@@ -158,7 +158,7 @@ FRAME_BYTES_MAX: Final = 1 * 2**20
 INLINE_PAYLOAD_BYTES_MAX: Final = 16 * 2**10
 """Larger payloads and results live in blob files beside the log."""
 SEGMENT_BYTES: Final = 16 * 2**20
-"""Frames after which a checkpoint begins another segment, so that older ones can be deleted."""
+"""Bytes of frames after which a checkpoint begins another segment, so that older ones can be deleted."""
 SEGMENT_BYTES_MAX: Final = 64 * 2**20
 INLINE_RESULTS_BYTES_MAX: Final = 32 * 2**20
 """Small results of one session that stay in memory; older ones are read from the log again."""
