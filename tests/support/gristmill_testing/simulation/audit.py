@@ -1,6 +1,5 @@
 """What is held against the ledger: it knows what each client holds, and what every operation must cost."""
 
-import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ class Audit:
         self.violations: list[str] = []
         self._judging = False
         self._released: dict[str, int] = {}
-        self._registered: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def fail(self, what: str) -> None:
         if what not in self.violations:
@@ -91,12 +89,11 @@ class Audit:
 
     def restored(self) -> None:
         """A ledger from a backup knows nothing of what came after it."""
-        self._registered.clear()
+        self.world.books.newest.clear()
         self._released.clear()
 
-    def registered(self, uid: str, attempt: int) -> None:
-        """The ledger has answered the registration of an attempt."""
-        self._registered[uid].append((time.time_ns() // 1000, attempt))
+    def unfenced(self, uid: str, attempt: int) -> None:
+        self.fail(f"attempt {attempt} of {uid[:4]} posted usage and was not told that it is over")
 
     def committed(self) -> None:
         """Point 7, I4: at no moment is more than the limit of a hard budget posted, held or in suspense."""
@@ -186,9 +183,6 @@ class Audit:
             }
             if odd:
                 self.fail(f"row {row['seq']} is quarantined: {row['quarantined']}")
-            later = (a for at, a in self._registered[row["session"]] if at <= row["ingested_us"])
-            if row["attempt"] < max(later, default=0) and not row["quarantined"]:
-                self.fail(f"row {row['seq']} came from attempt {row['attempt']}, which was over")
             if row["corrects"] or row["completeness"] != "final":
                 self.fail(f"row {row['seq']} is no plain usage")
 

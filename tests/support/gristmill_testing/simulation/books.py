@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
+from gristmill_contracts.http import ProducerCursor
 from gristmill_ledger import ledger as ledger_module
 from gristmill_ledger.app import make_app
 from gristmill_ledger.database import open_engine
@@ -100,7 +102,9 @@ class Books:
         self.statements_left: int | None = None
         self.volatile: bytes | None = None
         """Where a planted bug answers before it commits: what a crash leaves."""
-        self.on_registered: Callable[[str, int], None] = lambda _uid, _attempt: None
+        self.newest: dict[str, int] = {}
+        """Session -> the newest attempt whose registration was answered."""
+        self.on_unfenced: Callable[[str, int], None] = lambda _uid, _attempt: None
         self.on_commit: Callable[[], None] = lambda: None
         """Before each commit, with what it will have made."""
         self.restored = False
@@ -161,18 +165,28 @@ class Books:
         self.net.serve(HOST, process, self._watched(make_app(ledger)))
 
     def _watched(self, app: Any) -> Any:
-        """Tells which attempt has registered, once the answer leaves."""
+        """Tells which attempt has registered, and which one posted usage and was not told to stop."""
 
         async def watch(scope: Any, receive: Any, send: Any) -> None:
+            headers = dict(scope["headers"])
+            uid = headers.get(b"x-gristmill-session", b"").decode()
+            attempt = int(headers.get(b"x-gristmill-attempt", b"0"))
+            over = attempt < self.newest.get(uid, 0)
+            status = 0
+
             async def sending(message: dict[str, Any]) -> None:
-                if message["type"] == "http.response.start" and message["status"] == 200:
-                    headers = dict(scope["headers"])
-                    uid = headers[b"x-gristmill-session"].decode()
-                    self.on_registered(uid, int(headers[b"x-gristmill-attempt"]))
+                nonlocal status
+                status = message.get("status", status)
+                if status == 200 and message.get("body"):
+                    cursor = msgspec.msgpack.decode(message["body"], type=ProducerCursor)
+                    if scope["path"] == "/v1/producers":
+                        self.newest[uid] = max(attempt, self.newest.get(uid, 0))
+                    elif over and not cursor.fenced:
+                        self.on_unfenced(uid, attempt)
                 await send(message)
 
-            registers = scope["path"] == "/v1/producers"
-            await app(scope, receive, sending if registers else send)
+            watched = scope["path"] in ("/v1/producers", "/v1/usage/batches")
+            await app(scope, receive, sending if watched else send)
 
         return watch
 

@@ -242,21 +242,19 @@ def running(loop: SimLoop) -> Iterator[None]:
     gc.freeze()  # What is loaded stays: looking through it again and again takes longer than the run.
     hook = sys.unraisablehook
     try:
-        with virtual_time(loop), warnings.catch_warnings():
+        with virtual_time(loop):
+            yield
+    finally:
+        sys.unraisablehook = lambda _unraisable: None
+        with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
             )  # Of coroutines that their process did not live to await.
-            yield
-            sys.unraisablehook = lambda _unraisable: None
+            loop._ready.clear()  # type: ignore[attr-defined]
+            loop._scheduled.clear()  # type: ignore[attr-defined]
             loop.tasks.clear()
+            loop.close()
             gc.collect()
-    finally:
-        sys.unraisablehook = lambda _unraisable: None
-        loop._ready.clear()  # type: ignore[attr-defined]
-        loop._scheduled.clear()  # type: ignore[attr-defined]
-        loop.tasks.clear()
-        loop.close()
-        gc.collect()
         sys.unraisablehook = hook
         if collects:
             gc.enable()

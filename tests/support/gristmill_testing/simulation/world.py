@@ -93,7 +93,7 @@ class World:
         self.store = SimStore()
         self.books = Books(loop, self.net)
         self.audit = Audit(self)
-        self.books.on_registered = self.audit.registered
+        self.books.on_unfenced = self.audit.unfenced
         self.books.on_commit = self.audit.committed
         self.saved: dict[str, Weights] = {}
         """Checkpoints: they lie in the artifact store."""
