@@ -1,13 +1,18 @@
 """The ledger's inbox and archive of a session: where its operations go, and its results are, while no meter
 serves it."""
 
-from dataclasses import dataclass
-from typing import Protocol
+import time
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from gristmill_contracts.errors import NotFoundError, ServedError, UnavailableError
 from gristmill_contracts.http import OperationView, Refuse, Submit, Submitted
 from gristmill_contracts.ids import OpId, SessionUid, TenantName
 from gristmill_contracts.inbox import CloseInbox, InboxView, PostInbox
+
+UNKNOWN_S: Final = 1.0
+"""How long what the ledger does not know is not asked for again: many polls of one operation may be held."""
+UNKNOWN_MAX: Final = 10_000
 
 
 class Inboxes(Protocol):
@@ -27,6 +32,8 @@ class Inboxes(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
     ledger: Inboxes
+    _unknown: dict[OpId, float] = field(default_factory=dict)
+    """Operations that the ledger knows nothing of, and until when it is not asked again."""
 
     async def keep(
         self, uid: SessionUid, tenant: str, message: Submit | Refuse, error: UnavailableError
@@ -46,14 +53,20 @@ class Inbox:
         except (ServedError, NotFoundError, UnavailableError) as refused:
             raise error from refused
 
-    async def find(self, operation: OpId) -> OperationView | None:
-        """What the ledger knows of an operation; None = nothing.
+    async def find(self, operation: OpId, *, anew: bool = False) -> OperationView | None:
+        """What the ledger knows of an operation; None = nothing, now or (unless asked anew) a moment ago.
 
         Raises UnavailableError where it cannot tell just now: what it may have accepted is not lost.
         """
+        # It accepts an operation before anybody can ask for it: what it does not know is no news.
+        if not anew and time.monotonic() < self._unknown.get(operation, 0.0):
+            return None
         try:
             return await self.ledger.archived(operation)
         except NotFoundError:
+            if len(self._unknown) >= UNKNOWN_MAX:
+                self._unknown.clear()
+            self._unknown[operation] = time.monotonic() + UNKNOWN_S
             return None
 
     async def skip(self, tenant: str, operation: OpId) -> OperationView | None:
@@ -65,7 +78,7 @@ class Inbox:
             await self.ledger.close_inbox(operation.session, message)
         except NotFoundError:
             return None
-        return await self.find(operation)
+        return await self.find(operation, anew=True)
 
     async def last_received_number(self, uid: SessionUid) -> int:
         """Highest train number that waits or was told; 0 = none, or not known now."""

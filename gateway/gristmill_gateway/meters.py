@@ -141,10 +141,14 @@ class Meters:
 
     async def _kept(self, session: TrainingSession, operation: OpId) -> OperationView | None:
         """What the ledger says of an operation that no meter tells of; None = nothing that will ever change."""
-        found = await self._in_inbox(operation)
-        if found is None or found.state in ENDED or not await self._is_over(session):
+        if self.inbox is None:
+            return None
+        over = await self._is_over(session)
+        # Its results may have come into the archive a moment ago, and nobody will ask again.
+        found = await self.inbox.find(operation, anew=over)
+        if found is None or found.state in ENDED or not over:
             return found
-        if self.inbox is not None and found.state == "Pending":
+        if found.state == "Pending":
             tenant = await self.directory.owner(session.metadata.namespace)
             found = await self.inbox.skip(tenant, operation)
         return found if found is not None and found.state in ENDED else None

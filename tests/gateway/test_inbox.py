@@ -209,6 +209,24 @@ def test_what_waits_when_its_session_ends_was_skipped(world: World, ledger: Ledg
     assert (view.waiting, view.closed) == (0, True)
 
 
+def test_a_ledger_that_knows_nothing_is_not_asked_over_and_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_again(world)
+    operation = train(world, 1)
+    forsake(world)
+    asked: list[int] = []
+    real = archive.find_operation
+
+    def counting(*arguments: Any, **named: Any) -> Any:
+        asked.append(1)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(archive, "find_operation", counting)
+    assert [status(world, operation) for _ in range(3)] == ["InProgress"] * 3
+    assert 1 <= len(asked) <= 4
+
+
 def test_a_result_that_nobody_has_any_more_is_not_found(world: World, ledger: Ledger) -> None:
     operation = train(world, 1)
     register(ledger)
