@@ -20,8 +20,7 @@ from gristmill_ledger.budgets.settle import UNSETTLED, Settled, settle
 from gristmill_ledger.chain.rows import NewRow, append_rows, lock_head
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.decisions import Decision, Encoded, ProducerState, decide, oddities
-from gristmill_ledger.prices import load_prices
-from gristmill_ledger.registry import session_books
+from gristmill_ledger.prices import PriceList, load_prices
 
 # Built once: composing a statement costs more than SQLite takes to run it.
 _PRODUCERS: Final = (
@@ -38,10 +37,14 @@ _SQLITE_KNOWN: Final = (
 _POSTGRESQL_KNOWN: Final = (
     "SELECT event_id, payload_hash FROM usage_event WHERE tenant = %s AND event_id = ANY(%s)"
 )
-_REGISTERED: Final = select(schema.session.c.uid).where(
-    schema.session.c.tenant == bindparam("key"),
-    schema.session.c.uid.in_(bindparam("uids", expanding=True)),
+_SESSIONS: Final = (
+    select(schema.session.c.uid, schema.session.c.tenant, schema.session_price_book.c.book)
+    .outerjoin(
+        schema.session_price_book, schema.session_price_book.c.session == schema.session.c.uid
+    )
+    .where(schema.session.c.uid.in_(bindparam("uids", expanding=True)))
 )
+"""A session's book is recorded with the session, never without it."""
 _MOVE_CURSOR: Final = (
     schema.producer.update()
     .where(schema.producer.c.producer == bindparam("key"))
@@ -95,12 +98,17 @@ def store_batch(
 
 
 def store_batches(
-    connection: Connection, posts: Sequence[Post], *, book: str, now_us: int | None = None
+    connection: Connection,
+    posts: Sequence[Post],
+    *,
+    book: str,
+    now_us: int | None = None,
+    price_lists: dict[str, PriceList] | None = None,
 ) -> list[Stored | GristmillError]:
     """Store checked batches of one tenant, each after the ones before it, and move their cursors.
 
     The answer to each is its own: a batch that is refused changes nothing and stops no other.
-    now_us: None = by the clock.
+    now_us: None = by the clock. price_lists: kept from one call to the next, by name of the book.
     """
     tenant = posts[0].batch.events[0].tenant
     now_us = units.now_us() if now_us is None else now_us
@@ -113,7 +121,12 @@ def store_batches(
         known = _known_hashes(connection, tenant, posts)
     decided = [_decide(post, states, known) for post in posts]
     accepted = [each for each in decided if isinstance(each, Decided)]
-    rows = _rows(connection, tenant, accepted, book=book, now_us=now_us)
+    judge = Judge(
+        connection=connection, tenant=tenant, book=book, now_us=now_us, lists=price_lists or {}
+    )
+    rows = judge.rows(accepted)
+    if price_lists is not None:
+        price_lists |= judge.lists
     settled = UNSETTLED
     if head is not None and any(rows):
         append_rows(connection, head, [row for of_batch in rows for row in of_batch], now_us)
@@ -186,34 +199,57 @@ def _known_hashes(connection: Connection, tenant: str, posts: Sequence[Post]) ->
     return {event_id: bytes(digest) for event_id, digest in found}
 
 
-def _rows(
-    connection: Connection, tenant: str, accepted: Sequence[Decided], *, book: str, now_us: int
-) -> list[list[NewRow]]:
-    """The new rows of each batch."""
-    uids = {new.event.session for each in accepted for new in each.decision.new}
-    if not uids:
-        return [[] for _ in accepted]
-    registered = set(connection.execute(_REGISTERED, {"key": tenant, "uids": list(uids)}).scalars())
-    books = session_books(connection, {each.state.session for each in accepted})
-    prices = {name: load_prices(connection, name) for name in {book, *books.values()}}
-    return [
-        [
+@dataclass(slots=True, kw_only=True)
+class Judge:
+    """Makes rows of new events, and finds out what is odd about them."""
+
+    connection: Connection
+    tenant: str
+    book: str
+    now_us: int
+    lists: dict[str, PriceList]
+    """By book. Prices are only ever added: one that is found here is good, and only one that is not makes
+    the books be read again."""
+
+    def rows(self, accepted: Sequence[Decided]) -> list[list[NewRow]]:
+        """The new rows of each batch."""
+        if not any(each.decision.new for each in accepted):
+            return [[] for _ in accepted]
+        uids: set[str] = {new.event.session for each in accepted for new in each.decision.new}
+        uids |= {each.state.session for each in accepted}
+        sessions = self.connection.execute(_SESSIONS, {"uids": list(uids)}).all()
+        registered = {row.uid for row in sessions if row.tenant == self.tenant}
+        books = {row.uid: row.book or self.book for row in sessions}
+        missing = {self.book, *books.values()} - self.lists.keys()
+        self._load(missing)
+        rows = [self._batch(each, books, registered) for each in accepted]
+        if any("unpriced" in (row.quarantined or "") for batch in rows for row in batch):
+            self._load({self.book, *books.values()} - missing)
+            rows = [self._batch(each, books, registered) for each in accepted]
+        return rows
+
+    def _load(self, names: Collection[str]) -> None:
+        self.lists = self.lists | {name: load_prices(self.connection, name) for name in names}
+
+    def _batch(
+        self, decided: Decided, books: dict[str, str], registered: Collection[str]
+    ) -> list[NewRow]:
+        prices = self.lists[books.get(decided.state.session, self.book)]
+        return [
             _row(
                 new,
-                each,
+                decided,
                 oddities(
                     new.event,
-                    each.state,
-                    prices=prices[books.get(each.state.session, book)],
+                    decided.state,
+                    prices=prices,
                     registered=new.event.session in registered,
-                    now_us=now_us,
-                    fenced=each.decision.fenced,
+                    now_us=self.now_us,
+                    fenced=decided.decision.fenced,
                 ),
             )
-            for new in each.decision.new
+            for new in decided.decision.new
         ]
-        for each in accepted
-    ]
 
 
 def _row(new: Encoded, decided: Decided, quarantined: str | None) -> NewRow:

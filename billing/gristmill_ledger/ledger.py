@@ -98,7 +98,7 @@ class Ledger:
         self.database.on_commit = self.metrics.committed
         self.coalescer = Coalescer(
             self.database,
-            partial(store_batches, book=settings.price_book),
+            partial(store_batches, book=settings.price_book, price_lists={}),
             waiting_max=settings.writes_pending_max,
         )
         self.follower = Follower(

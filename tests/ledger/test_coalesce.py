@@ -17,12 +17,14 @@ from gristmill_contracts.errors import (
     UnavailableError,
 )  # fmt: skip
 from gristmill_contracts.ids import EventId, TenantName
-from gristmill_contracts.usage import UsageEvent
+from gristmill_contracts.price_book import Price, PriceBook
+from gristmill_contracts.usage import TOKEN_TYPES, UsageEvent
 from gristmill_ledger.coalesce import EVENTS_TOGETHER_MAX, Answers, Coalescer
 from gristmill_ledger.database import Database
 from gristmill_ledger.events import Post, store_batches
+from gristmill_ledger.prices import PriceList, put_price_book
 from gristmill_testing.ledger import make_batch, make_event
-from gristmill_testing.ledger_store import NOW_US, register, stored_rows
+from gristmill_testing.ledger_store import NOW_US, name_session, register, stored_rows
 
 
 class Store:
@@ -239,3 +241,25 @@ async def test_the_chain_is_the_same_however_the_batches_came(
             await Coalescer(database, store, waiting_max=1).post(post)
     hashes = [row["hash"].hex()[:16] for row in stored_rows(database)]
     assert hashes == ["c5a2d62a1aeefa78", "c19297e55afabcc7"]
+
+
+def test_a_price_that_comes_after_its_book_was_kept_is_found(database: Database) -> None:
+    """A kept list of prices may be old: another replica wrote the price."""
+    register(database)
+    name_session(database, "s-1", "first", price_book="later")
+    lists: dict[str, PriceList] = {}
+
+    def quarantined(number: int) -> str | None:
+        store = partial(store_batches, book="default", now_us=NOW_US, price_lists=lists)
+        post = post_of("p", [make_event(number)])
+        database.write_now(partial(store, posts=[post]))
+        reason: str | None = stored_rows(database)[-1]["quarantined"]
+        return reason
+
+    assert quarantined(1) == "unpriced"
+    prices = [Price(model="*", token_type=name, micros_per_mtok=1) for name in TOKEN_TYPES]
+    book = PriceBook(name="later", currency="USD", effective_from_us=0, prices=prices)
+    database.write_now(lambda c: put_price_book(c, "later", book))
+    assert quarantined(2) is None
+    assert quarantined(3) is None
+    assert set(lists) == {"default", "later"}

@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
 from gristmill_contracts.chain.notes import new_key_pem, read_key_pem
-from gristmill_contracts.http import Price, PriceBook
+from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_ledger import migrate, schema
 from gristmill_ledger.chain.heads import sign_heads
