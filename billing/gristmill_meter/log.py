@@ -12,25 +12,28 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import GristmillError, LogLostError, VolumeFailedError
+from gristmill_contracts.errors import GristmillError, VolumeFailedError
 from gristmill_meter.disk import Appender, Cell, Disk
-from gristmill_meter.frames import Body, Checkpoint, Frame, Result
+from gristmill_meter.frames import Body, Frame, Result
 from gristmill_meter.log_files import (
+    TOLD_FILE,
     LogContent,
     Start,
+    bytes_since_start,
     decode,
+    epoch_of,
     pack_told,
     read_frame,
     read_log,
-    read_told,
     segment_numbers,
     segment_path,
+    told_of,
+    write_file,
 )
 from gristmill_meter.segment import HEADER_BYTES, crc32c, pack_frame, segment_header
 
 logger = logging.getLogger(__name__)
 
-TOLD_FILE: Final = "durable"
 FULL_RETRY_S: Final = 0.5
 """How long a write waits before it tries a full volume again. Old work is never dropped."""
 
@@ -83,8 +86,8 @@ class SessionLog:
         LogLostError where frames are missing that had once been durable.
         """
         self.disk.make_dir(f"{self.folder}/blobs")
-        content = read_log(self.disk, self.folder, told=self._told())
-        self._read_or_begin_epoch(epoch_if_new, fresh=not content.payloads)
+        content = read_log(self.disk, self.folder, told=told_of(self.disk, self.folder))
+        self.epoch = epoch_of(self.disk, self.folder, epoch_if_new, fresh=not content.payloads)
         self._segment, self.first_number = content.segment, content.first
         self._starts = content.starts
         self.appended_number = self.durable_number = content.last
@@ -106,11 +109,6 @@ class SessionLog:
         payloads = enumerate(content.payloads)
         return [decode(self.folder, content.first + at, payload) for at, payload in payloads]
 
-    def _told(self) -> int:
-        if TOLD_FILE not in self.disk.list(self.folder):
-            return 0
-        return read_told(self.disk.read(f"{self.folder}/{TOLD_FILE}"))
-
     def _resume_segment(self, content: LogContent) -> None:
         path = segment_path(self.folder, content.segment)
         if content.end < content.size:
@@ -121,20 +119,6 @@ class SessionLog:
         self._end = content.end
         self._file.fsync()
         self.disk.fsync_dir(self.folder)
-
-    def _read_or_begin_epoch(self, epoch_if_new: int, *, fresh: bool) -> None:
-        path = f"{self.folder}/epoch"
-        if "epoch" in self.disk.list(self.folder):
-            self.epoch = int(self.disk.read(path))
-            return
-        if not fresh:
-            raise LogLostError(
-                f"log {self.folder} has frames but no epoch file; restore the volume"
-            )
-        self._write_file(f"{path}.tmp", str(epoch_if_new).encode())
-        self.disk.rename(f"{path}.tmp", path)
-        self.disk.fsync_dir(self.folder)
-        self.epoch = epoch_if_new
 
     # --- appending (on the event loop) -----------------------------------------------------------
 
@@ -339,19 +323,10 @@ class SessionLog:
     def _write_blobs(self, batch: list[Pending]) -> None:
         blobs = [pending.blob for pending in batch if pending.blob is not None]
         for name, content in blobs:
-            self._write_file(f"{self.folder}/blobs/{name}", content)
+            write_file(self.disk, f"{self.folder}/blobs/{name}", content)
             self.bytes_written += len(content)
         if blobs:
             self.disk.fsync_dir(f"{self.folder}/blobs")
-
-    def _write_file(self, path: str, content: bytes) -> None:
-        self.disk.remove(path)  # A half-written one of an earlier try, or of a crash.
-        file = self.disk.open_append(path)
-        try:
-            file.write(content)
-            file.fsync()
-        finally:
-            file.close()
 
     def _write_frames(self, file: Appender, batch: list[Pending]) -> int:
         packed = b"".join(
@@ -415,13 +390,3 @@ class SessionLog:
 
 def _is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def bytes_since_start(frames: Sequence[Frame], payloads: Sequence[bytes]) -> int:
-    """Bytes behind the last CHECKPOINT."""
-    total = 0
-    for frame, payload in zip(reversed(frames), reversed(payloads), strict=True):
-        if isinstance(frame, Checkpoint):
-            break
-        total += len(payload)
-    return total

@@ -4,6 +4,7 @@ A log begins with segment 1, or, where older segments were removed, with one tha
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ from gristmill_meter.disk import Disk
 from gristmill_meter.frames import Checkpoint, Frame, decode_frame
 from gristmill_meter.segment import crc32c, proven_durable, read_segment
 
+TOLD_FILE: Final = "durable"
 _CELL: Final = struct.Struct("<QI")
 
 
@@ -129,3 +131,43 @@ def read_told(content: bytes) -> int:
         return 0
     durable, crc = _CELL.unpack(content)
     return int(durable) if crc == crc32c(content[:8]) else 0
+
+
+def told_of(disk: Disk, folder: str) -> int:
+    if TOLD_FILE not in disk.list(folder):
+        return 0
+    return read_told(disk.read(f"{folder}/{TOLD_FILE}"))
+
+
+def epoch_of(disk: Disk, folder: str, epoch_if_new: int, *, fresh: bool) -> int:
+    """The epoch that the log was begun with; a `fresh` one gets it now, durably."""
+    path = f"{folder}/epoch"
+    if "epoch" in disk.list(folder):
+        return int(disk.read(path))
+    if not fresh:
+        raise LogLostError(f"log {folder} has frames but no epoch file; restore the volume")
+    write_file(disk, f"{path}.tmp", str(epoch_if_new).encode())
+    disk.rename(f"{path}.tmp", path)
+    disk.fsync_dir(folder)
+    return epoch_if_new
+
+
+def write_file(disk: Disk, path: str, content: bytes) -> None:
+    """Write a file whole and sync it; its name is durable once its folder is synced."""
+    disk.remove(path)  # A half-written one of an earlier try, or of a crash.
+    file = disk.open_append(path)
+    try:
+        file.write(content)
+        file.fsync()
+    finally:
+        file.close()
+
+
+def bytes_since_start(frames: Sequence[Frame], payloads: Sequence[bytes]) -> int:
+    """Bytes behind the last CHECKPOINT."""
+    total = 0
+    for frame, payload in zip(reversed(frames), reversed(payloads), strict=True):
+        if isinstance(frame, Checkpoint):
+            break
+        total += len(payload)
+    return total

@@ -14,14 +14,8 @@ from gristmill_contracts.errors import (
     InvariantError,
     UnavailableError,
 )
-from gristmill_contracts.http import (
-    Assignment,
-    OperationState,
-    Problem,
-    SessionView,
-)
-from gristmill_contracts.usage import Counts
-from gristmill_meter import frames
+from gristmill_contracts.http import Assignment, OperationState, Problem, SessionView
+from gristmill_meter import frames, own_frames
 from gristmill_meter.checkpoints import encode_state
 from gristmill_meter.clocks import boottime_us
 from gristmill_meter.disk import Disk
@@ -34,10 +28,7 @@ from gristmill_meter.rebuild import rebuild
 from gristmill_meter.records import Key, Record, SessionState
 from gristmill_meter.settings import MeterSettings
 from gristmill_meter.state import apply
-from gristmill_meter.views import (
-    ServiceState,
-    session_view,
-)
+from gristmill_meter.views import ServiceState, session_view
 from gristmill_meter.wallet import Wallet
 
 logger = logging.getLogger(__name__)
@@ -135,15 +126,7 @@ class Session:
         """Log who the session belongs to, where that is new."""
         a, s = self.assignment, self.state
         if (a.tenant, a.project, a.model, a.attempt) != (s.tenant, s.project, s.model, s.attempt):
-            opened = frames.Opened(
-                uid=a.uid,
-                tenant=a.tenant,
-                project=a.project,
-                model=a.model,
-                attempt=a.attempt,
-                at_us=self.now_us(),
-            )
-            self.write(opened)
+            self.write(own_frames.opened(a, self.now_us()))
 
     def write(self, frame: Frame, blob: tuple[str, bytes] | None = None) -> int:
         """Apply a frame and queue it for the log. What it says is released once it is durable."""
@@ -211,38 +194,12 @@ class Session:
                 self.cut_stream(self.state.records[key], "the meter was restarted")
 
     def cut_stream(self, record: Record, why: str) -> None:
-        """Settle a stream that did not reach its end: billed at what was durable, if anything left."""
-        counts = None
-        if record.progress_tokens > 0:
-            counts = Counts(prefill=record.progress_prompt, sample=record.progress_tokens)
-        message = f"the stream was cut after {record.progress_tokens} tokens: {why}"
-        failed = frames.Failed(
-            stream="log",
-            number=record.number,
-            error=Problem(code="unavailable", message=message, retryable=True),
-            index=0,
-            wall_us=0,
-            started_us=record.started_us or self.now_us(),
-            at_us=self.now_us(),
-            counts=counts,
-            lease=record.lease,
-        )
-        self.write(failed)
+        """Settle a stream that did not reach its end."""
+        self.write(own_frames.cut(record, why, self.now_us()))
 
     def refuse(self, record: Record, error: GristmillError) -> None:
         """Fail an operation that was never dispatched."""
-        now_us = self.now_us()
-        self.write(
-            frames.Failed(
-                stream=record.stream,
-                number=record.number,
-                error=Problem(code=error.code, message=error.message),
-                index=0,
-                wall_us=0,
-                started_us=now_us,
-                at_us=now_us,
-            )
-        )
+        self.write(own_frames.never_dispatched(record, error, self.now_us()))
 
     # --- held polls ------------------------------------------------------------------------------
 
