@@ -228,6 +228,7 @@ BUDGET_SWEEP_S: Final = 10.0
 BUDGET_LEASE_SHARE: Final = 100
 """A lease holds one part in so many of what is left."""
 BUDGETS_PER_TENANT_MAX: Final = 10_000
+"""Standing budgets of one tenant, those of its sessions aside."""
 BUDGET_THRESHOLDS_MAX: Final = 16
 BUDGET_PAGE_MAX: Final = 1000
 

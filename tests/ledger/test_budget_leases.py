@@ -321,3 +321,18 @@ def test_f58_leases_that_wait_together_cost_as_many_statements_as_one(
     assert statements.count("INSERT") <= 4
     assert len(statements) <= 12
     assert figures(database) == (0, 0, count * 10, 0)
+
+
+def test_a_tenant_has_no_more_standing_budgets_than_the_bound(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BUDGETS_PER_TENANT_MAX", 2)
+    for n in range(5):
+        put(database, 1, f"of-session-{n}", scope_type="session", scope=f"s-{n}")
+    put(database, 1, "a")
+    put(database, 1, "b")
+    with pytest.raises(ConflictError, match="end one"):
+        put(database, 1, "c")
+    budgets.end(database, "a")
+    put(database, 1, "c")
+    assert len(stored_rows(database, "budget")) == 8

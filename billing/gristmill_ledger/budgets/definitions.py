@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, bindparam, func, select
 
 from gristmill_contracts import limits
 from gristmill_contracts.budgets import TOKENS, BudgetView, PutBudget, Source
-from gristmill_contracts.errors import ConflictError, InvalidRequestError, OverloadedError
+from gristmill_contracts.errors import ConflictError, InvalidRequestError
 from gristmill_ledger import checks
 from gristmill_ledger.budgets import figures
 from gristmill_ledger.budgets.amounts import record_crossings
@@ -101,8 +101,8 @@ def put_budget(
     thresholds = ",".join(str(percent) for percent in sorted(put.thresholds))
     terms: dict[str, object] = {"amount": put.limit, "mode": put.mode, "thresholds": thresholds}
     if made:
-        _check_room(connection, tenant)
         connection.execute(tables.budget_terms.insert().values(budget=budget, n=0, **terms))
+        _check_room(connection, tenant)
     else:
         row = connection.execute(_ROW, {"budget": budget}).one()
         _check_same(row, put)
@@ -137,13 +137,20 @@ def end_budget(
 
 
 def _check_room(connection: Connection, tenant: str) -> None:
+    """Those of sessions do not count: there are as many as sessions, and they end with them."""
+    standing = tables.budget.join(tables.budget_terms, _terms.budget == _budget.id)
     count = connection.execute(
-        select(func.count()).select_from(tables.budget).where(_budget.tenant == tenant)
+        select(func.count())
+        .select_from(standing)
+        .where(
+            _budget.tenant == tenant,
+            _budget.scope_type != "session",
+            _terms.amount.is_not(None),
+        )
     ).scalar_one()
     if count > limits.BUDGETS_PER_TENANT_MAX:
-        raise OverloadedError(
-            f"tenant {tenant} has {limits.BUDGETS_PER_TENANT_MAX} budgets, the most there may be; use "
-            "one that has ended again"
+        raise ConflictError(
+            f"tenant {tenant} has {limits.BUDGETS_PER_TENANT_MAX} budgets, the most there may be; end one"
         )
 
 
