@@ -76,6 +76,7 @@ class FakeLedger:
                 Route("/v1/checkpoint-groups/{tenant}/{name}", self._named_group),
                 Route("/v1/usage", lambda _request: Response(b'{"rows": []}')),
                 Route("/v1/checkpoints/{tenant}/{group}/{version:int}", self._checkpoint),
+                Route("/{path:path}", self._nothing, methods=["GET", "POST", "PUT", "DELETE"]),
             ]
         )
 
@@ -97,6 +98,9 @@ class FakeLedger:
             CheckpointGroup(tenant=tenant, name=parts["name"], description="", created_us=0)
         )
 
+    async def _nothing(self, _request: Request) -> Response:
+        return self._answer(None)
+
     async def _checkpoint(self, request: Request) -> Response:
         parts = request.path_params
         return self._answer(
@@ -107,7 +111,7 @@ class FakeLedger:
         if self.down:
             return Response(b"", 500)
         if message is None:
-            problem = Problem(code="not_found", message="there is no such checkpoint")
+            problem = Problem(code="not_found", message="there is no such thing")
             return Response(msgspec.msgpack.encode(problem), 404)
         return Response(msgspec.msgpack.encode(message))
 
