@@ -4,6 +4,7 @@ import pytest
 
 from gristmill_testing.simulation.run import run_seed
 
+pytestmark = pytest.mark.slow
 BLOCK = 25
 
 
