@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """`where`: module:function or module:Class.method. `seed`: the first that catches it."""
+    """`where`: module:function or module:Class.method. `seed`: the first that is known to catch it, 0 = none yet."""
 
     name: str
     where: str
@@ -38,49 +38,49 @@ MUTATIONS = (
         where="gristmill_meter.release:_release",
         old="await session.log.durable(record.claim_frame)",
         new="pass",
-        seed=0,
+        seed=18,
     ),
     Mutation(
         name="a result is released without a claim",
         where="gristmill_meter.release:_release",
         old="session.write(frames.Claim(number=record.number, at_us=session.now_us()))",
         new="pass",
-        seed=0,
+        seed=1,
     ),
     Mutation(
         name="a result whose claim ran out is released",
         where="gristmill_meter.release:_release",
         old='if record.claim == "expired":',
         new="if False:",
-        seed=0,
+        seed=12,
     ),
     Mutation(
         name="a submit is answered before its INTENT is durable",
         where="gristmill_meter.intake:submit_operation",
         old="await session.log.durable(record.accepted_frame)",
         new="pass",
-        seed=0,
+        seed=3,
     ),
     Mutation(
         name="tokens are flushed before their PROGRESS is durable",
         where="gristmill_meter.streams:TokenStream._flush",
         old="await session.log.durable(frame)",
         new="pass",
-        seed=0,
+        seed=14,
     ),
     Mutation(
         name="log frames are not synced",
         where="gristmill_meter.log:SessionLog._write_frames",
         old="file.fsync()",
         new="pass",
-        seed=0,
+        seed=1,
     ),
     Mutation(
         name="a new segment's name is not synced",
         where="gristmill_meter.log:SessionLog._begin_segment",
         old="self.disk.fsync_dir(self.folder)",
         new="pass",
-        seed=0,
+        seed=1,
     ),
     Mutation(
         name="a torn tail stays in the log",
@@ -108,35 +108,35 @@ MUTATIONS = (
         where="gristmill_contracts.admission:same_operation",
         old="if by_number.body_hash == submit.body_hash:",
         new='if by_number.state == "Completed":\n            return None\n        if by_number.body_hash == submit.body_hash:',
-        seed=0,
+        seed=3,
     ),
     Mutation(
         name="a replay is billed",
         where="gristmill_meter.link:WorkerLink._feed_again",
         old="session.metrics.replayed.inc()",
         new='session.metrics.replayed.inc()\n    from gristmill_meter.state import _bill\n    _bill(session.state, record, "attempt", "completed")',
-        seed=0,
+        seed=14,
     ),
     Mutation(
         name="the session's sum is set instead of added to",
         where="gristmill_meter.state:_bill",
         old="state.counts += record.counts",
         new="state.counts = record.counts",
-        seed=0,
+        seed=1,
     ),
     Mutation(
         name="an event's id depends on when it is made",
         where="gristmill_meter.state:_bill",
         old="event_id=event_id(state.op_id(record), kind, n)",
         new="event_id=event_id(state.op_id(record), kind, n + __import__('time').time_ns() // 10**10)",
-        seed=0,
+        seed=1,
     ),
     Mutation(
         name="a batch is acknowledged before it is committed",
         where="gristmill_ledger.database:Database._commit",
         old="started = time.monotonic()",
         new="started = time.monotonic()\n    from gristmill_testing.simulation.books import answer_early\n    answer_early()",
-        seed=0,
+        seed=2,
     ),
     Mutation(
         name="duplicates are known for a while only",
@@ -171,7 +171,7 @@ MUTATIONS = (
         where="gristmill_ledger.budgets.holds:resolve",
         old="changes.add(balance.period, balance.released(balance.rest))",
         new="pass",
-        seed=0,
+        seed=2,
     ),
     Mutation(
         name="a lease is freed when its time runs out",
@@ -185,7 +185,7 @@ MUTATIONS = (
         where="gristmill_ledger.budgets.holds:Changes.add",
         old="change.posted += more.posted",
         new="change.posted = more.posted",
-        seed=0,
+        seed=2,
     ),
     Mutation(
         name="a lease is spent twice",
