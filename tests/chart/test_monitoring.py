@@ -10,6 +10,7 @@ import yaml
 
 from gristmill_contracts import labels, metrics
 from gristmill_contracts.session import State
+from gristmill_ledger.metrics import Metrics as LedgerMetrics
 from gristmill_operator.workers import Result
 from gristmill_testing.chart import CHART, ROOT, find, kinds, render
 
@@ -106,7 +107,9 @@ def test_alerts_on_results_name_those_that_the_operator_tells() -> None:
 
 
 def test_alerts_select_values_that_the_label_can_have() -> None:
-    known = {"result": set(get_args(Result)), "state": set(get_args(State))}
+    events = LedgerMetrics().events.collect()
+    stored = {sample.labels["result"] for family in events for sample in family.samples}
+    known = {"result": {*get_args(Result), *stored}, "state": set(get_args(State))}
     selected = [
         (label, value)
         for each in alerts()
