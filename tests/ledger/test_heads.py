@@ -27,7 +27,7 @@ from gristmill_ledger.chain.keys import open_key
 from gristmill_ledger.database import Database
 from gristmill_ledger.metrics import Metrics
 from gristmill_ledger.settings import LedgerSettings
-from gristmill_testing.chains import falsify, fill_chain, sign, signing_key
+from gristmill_testing.falsified import falsify, fill_chain, sign, signing_key
 from gristmill_testing.ledger import make_event
 from gristmill_testing.ledger_store import NOW_US, post, stored_rows
 

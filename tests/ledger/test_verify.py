@@ -15,7 +15,7 @@ from gristmill_contracts.usage import Counts
 from gristmill_ledger.chain.heads import newest_notes
 from gristmill_ledger.chain.pages import chain_head
 from gristmill_ledger.database import Database
-from gristmill_testing.chains import (
+from gristmill_testing.falsified import (
     Row,
     audit,
     export_file,

@@ -16,7 +16,7 @@ from gristmill_ledger.chain.keys import existing_key, open_key
 from gristmill_ledger.chain.verify import verify_database
 from gristmill_ledger.database import Database
 from gristmill_ledger.settings import LedgerSettings
-from gristmill_testing.chains import export_file, falsify, fill_chain, sign, signing_key
+from gristmill_testing.falsified import export_file, falsify, fill_chain, sign, signing_key
 from gristmill_testing.ledger import make_event
 from gristmill_testing.ledger_store import post
 
