@@ -97,6 +97,19 @@ def ledger_app(ledger: FakeLedger) -> web.Application:
         body = msgspec.msgpack.decode(await request.read(), type=list[http.Heartbeat])
         return _answer(await ledger.post_heartbeats(body))
 
+    app = web.Application(client_max_size=2**26)
+    _add_leases(app, ledger)
+    app.router.add_post("/v1/producers", guarded(producers))
+    app.router.add_post("/v1/usage/batches", guarded(batches))
+    app.router.add_post("/v1/checkpoints", guarded(checkpoints))
+    app.router.add_post("/v1/heartbeats", guarded(heartbeats))
+    app.router.add_post("/v1/sessions/{uid}/inbox/claim", guarded(claim))
+    app.router.add_post("/v1/sessions/{uid}/inbox/ack", guarded(acknowledge))
+    app.router.add_post("/v1/sessions/{uid}/archive", guarded(archive))
+    return app
+
+
+def _add_leases(app: web.Application, ledger: FakeLedger) -> None:
     async def take_lease(request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read(), type=TakeLease)
         return _answer(await ledger.take_lease(body))
@@ -110,18 +123,9 @@ def ledger_app(ledger: FakeLedger) -> web.Application:
     async def open_leases(request: web.Request) -> web.Response:
         return _answer(await ledger.open_leases(SessionUid(request.query["session"]), 0))
 
-    app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/leases", guarded(take_lease))
     app.router.add_get("/v1/leases", guarded(open_leases))
     app.router.add_post("/v1/leases/{lease}/return", guarded(return_lease))
-    app.router.add_post("/v1/producers", guarded(producers))
-    app.router.add_post("/v1/usage/batches", guarded(batches))
-    app.router.add_post("/v1/checkpoints", guarded(checkpoints))
-    app.router.add_post("/v1/heartbeats", guarded(heartbeats))
-    app.router.add_post("/v1/sessions/{uid}/inbox/claim", guarded(claim))
-    app.router.add_post("/v1/sessions/{uid}/inbox/ack", guarded(acknowledge))
-    app.router.add_post("/v1/sessions/{uid}/archive", guarded(archive))
-    return app
 
 
 def guarded(handler: Handler) -> Handler:
