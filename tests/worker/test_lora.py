@@ -14,10 +14,10 @@ from transformers.pytorch_utils import Conv1D
 
 from gristmill_testing.local_runner import Client, datum, load, make_runner
 from gristmill_worker.adapter import Adapter, fresh_weights, gradient_views, make_adapter
-from gristmill_worker.attention import Run
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.generic import GenericModel
 from gristmill_worker.lora import LayerFactors, LayerGradient, LoraLinear, Slot
+from gristmill_worker.runs import Run
 
 FAMILIES = ("llama", "qwen2", "mistral", "gpt2", "falcon")
 

@@ -6,7 +6,7 @@ Registered in transformers under ATTENTION. Without an active table it is transf
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,15 +14,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from gristmill_worker.runs import Run
+
 ATTENTION: Final = "gristmill_segments"
-
-
-class Run(NamedTuple):
-    """`segments` consecutive segments of `length` tokens, from token `start` on."""
-
-    start: int
-    length: int
-    segments: int
 
 
 _ACTIVE: ContextVar[tuple[Run, ...] | None] = ContextVar("segments", default=None)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from gristmill_worker.adapter import Adapter, Layout
-from gristmill_worker.attention import Run
 from gristmill_worker.facts import ModelFacts
 from gristmill_worker.head import Head
 from gristmill_worker.lora import LayerGradient
+from gristmill_worker.runs import Run
 
 
 class Cache(Protocol):

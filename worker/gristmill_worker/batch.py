@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from gristmill_worker.attention import Run
+from gristmill_worker.runs import Run
 
 ROWS_MIN: Final = 16
 """Shorter rows take other GEMM kernels; a filler segment keeps the last bits alike."""

@@ -17,11 +17,11 @@ from transformers.utils.logging import disable_progress_bar
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_worker import attention
 from gristmill_worker.adapter import Adapter
-from gristmill_worker.attention import Run
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.facts import ModelFacts
 from gristmill_worker.head import make_head
 from gristmill_worker.lora import LayerGradient, LoraLinear, Slot
+from gristmill_worker.runs import Run
 
 log = logging.getLogger(__name__)
 

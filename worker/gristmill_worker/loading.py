@@ -12,7 +12,6 @@ from gristmill_worker.base_model import BaseModel
 from gristmill_worker.facts import read_facts
 from gristmill_worker.fast.model import load_fast
 from gristmill_worker.fast.shape import read_config, why_not
-from gristmill_worker.generic import load_generic
 
 log = logging.getLogger(__name__)
 
@@ -37,4 +36,7 @@ def load_base_model(
     if not reason:
         return load_fast(folder, facts, tokenizer, dtype=dtype, device=device)
     log.info("generic_path", extra={"reason": reason})
+    # Imported here: the models of transformers take longer to import than torch, and the fast path has none.
+    from gristmill_worker.generic import load_generic
+
     return load_generic(folder, facts, tokenizer, dtype=dtype, device=device, why=reason)

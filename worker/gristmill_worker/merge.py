@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from gristmill_worker.adapter import Adapter
 from gristmill_worker.base_model import BaseModel
@@ -17,6 +16,8 @@ def write_merged(base: BaseModel, adapter: Adapter, folder: Path) -> None:
     tied ones stay tied.
     """
     folder.mkdir(parents=True)
+    from transformers import AutoModelForCausalLM  # as slow to import as torch, and rarely needed
+
     model = AutoModelForCausalLM.from_pretrained(
         base.folder, dtype=base.dtype, local_files_only=True
     )

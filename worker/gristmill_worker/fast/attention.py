@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gristmill_worker.attention import Run
 from gristmill_worker.fast.kernels import Kernels
 from gristmill_worker.fast.shape import Shape
+from gristmill_worker.runs import Run
 
 MATMUL_LENGTH_MAX: Final = 512
 """Longer segments take the fused kernel: their probabilities would not fit the cache, nor the memory."""

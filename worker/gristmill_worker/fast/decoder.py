@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill_worker.attention import Run
 from gristmill_worker.fast.attention import Attention, Kept
 from gristmill_worker.fast.cache import FastCache
 from gristmill_worker.fast.kernels import Kernels
@@ -14,6 +13,7 @@ from gristmill_worker.fast.linear import Factors, Low
 from gristmill_worker.fast.rope import Rope
 from gristmill_worker.fast.shape import Shape
 from gristmill_worker.fast.weights import Block, Weights
+from gristmill_worker.runs import Run
 
 Parts = list[tuple[Tensor, Tensor]]
 """Views (A, B) of each projection of one fused layer."""

@@ -12,7 +12,6 @@ from transformers import AutoConfig
 
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_worker.adapter import Adapter
-from gristmill_worker.attention import Run
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.facts import ModelFacts
 from gristmill_worker.fast import kernels
@@ -29,6 +28,7 @@ from gristmill_worker.fast.weights import (
 )
 from gristmill_worker.head import Head
 from gristmill_worker.lora import LayerGradient
+from gristmill_worker.runs import Run
 
 COMPILE_PARAMETERS_MIN: Final = 50_000_000
 """Compiling takes seconds at every start; a smaller model never earns them back."""
