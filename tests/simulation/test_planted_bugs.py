@@ -7,7 +7,7 @@ catch any more is looked for in the others; `make simulate SEEDS=1-500 ARGS="--m
 import pytest
 
 from gristmill_testing.simulation.mutations import MUTATIONS, Mutation, plant
-from gristmill_testing.simulation.run import run_seed
+from gristmill_testing.simulation.run import run_apart
 
 SEEDS_MAX = 120
 """How far a bug is looked for once its schedule has shifted."""
@@ -17,7 +17,7 @@ CAUGHT = [mutation for mutation in MUTATIONS if mutation.seed]
 @pytest.mark.parametrize("mutation", CAUGHT, ids=lambda mutation: mutation.name)
 def test_the_simulator_catches(mutation: Mutation) -> None:
     seeds = (mutation.seed, *range(1, SEEDS_MAX + 1))
-    assert any(run_seed(seed, mutation.name).violations for seed in seeds)
+    assert any(outcome.violations for outcome in run_apart(seeds, mutation.name))
 
 
 def test_there_are_enough_of_them_and_each_is_another() -> None:
@@ -34,8 +34,7 @@ def test_the_code_still_has_the_line_that_is_changed(mutation: Mutation) -> None
 def test_a_failure_names_its_seed_its_last_events_and_the_command() -> None:
     mutation = next(each for each in MUTATIONS if "without a claim" in each.name)
     seeds = (mutation.seed, *range(1, SEEDS_MAX + 1))
-    outcomes = (run_seed(seed, mutation.name) for seed in seeds)
-    outcome = next(outcome for outcome in outcomes if outcome.violations)
+    outcome = next(each for each in run_apart(seeds, mutation.name) if each.violations)
     assert f"seed {outcome.seed} broke" in outcome.report
     assert "request " in outcome.report
     assert f"make simulate SEEDS={outcome.seed}" in outcome.report

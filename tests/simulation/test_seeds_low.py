@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill_testing.simulation.run import run_seed
+from gristmill_testing.simulation.run import run_apart
 
 pytestmark = pytest.mark.slow
 BLOCK = 25
@@ -11,6 +11,6 @@ BLOCK = 25
 @pytest.mark.parametrize("first", range(1, 250 + 1, BLOCK))
 def test_no_promise_is_broken_under(first: int) -> None:
     """A seed that fails prints its last events and the command that runs it again."""
-    outcomes = map(run_seed, range(first, first + BLOCK))
+    outcomes = run_apart(range(first, first + BLOCK))
     failed = [outcome.report for outcome in outcomes if outcome.violations]
     assert not failed, "\n".join(failed)

@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from gristmill_testing.simulation.run import run_seed, seeds_of
+from gristmill_testing.simulation.run import run_apart, seeds_of
 
 SEED = 7
 DIGEST = "from gristmill_testing.simulation.run import run_seed; print(run_seed({seed}).trace)"
 
 
 def test_a_seed_does_the_same_again_to_the_last_event() -> None:
-    outcome = run_seed(SEED)
-    assert run_seed(SEED) == outcome
-    assert run_seed(SEED + 1).trace != outcome.trace
+    first, again, another = run_apart((SEED, SEED, SEED + 1))
+    assert first == again
+    assert first.trace != another.trace
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "1"])
@@ -28,7 +28,8 @@ def test_a_seed_does_the_same_in_another_process(hash_seed: str) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == run_seed(SEED).trace
+    (here,) = run_apart((SEED,))
+    assert done.stdout.strip() == here.trace
 
 
 def test_seeds_are_read_as_ranges_and_lists() -> None:
