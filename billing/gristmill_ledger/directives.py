@@ -53,5 +53,6 @@ def answer_heartbeats(connection: Connection, heartbeats: Collection[Heartbeat])
         row.session: row.desired for row in told if row.attempt == attempts[row.session]
     }
     fenced = [SessionUid(row.producer) for row in owners if row.attempt > attempts[row.producer]]
-    acked = {row.producer: row.acked_seq for row in owners}
+    # An attempt that it does not know any more, after a restore, is to register anew.
+    acked = {row.producer: row.acked_seq for row in owners if row.attempt == attempts[row.producer]}
     return HeartbeatAnswer(directives=directives, fenced=sorted(fenced), acked=acked)

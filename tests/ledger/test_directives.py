@@ -55,6 +55,15 @@ def test_a_heartbeat_of_a_fenced_attempt_is_told_so(database: Database) -> None:
     assert ask(database, a=4).fenced == []
 
 
+def test_an_attempt_that_the_ledger_lost_is_not_told_what_another_one_posted(
+    database: Database,
+) -> None:
+    """A ledger that came back from a backup: what is left out has the meter register anew."""
+    register(database, "a", session="a", attempt=3)
+    assert ask(database, a=3).acked == {"a": 0}
+    assert ask(database, a=4).acked == {}
+
+
 async def test_a_directive_reaches_the_meter_by_its_next_heartbeat(tmp_path: Path) -> None:
     async def beat(client: LedgerClient) -> HeartbeatAnswer:
         return await client.ask(
