@@ -57,6 +57,8 @@ def sweep(connection: Connection, now_us: int) -> Swept:
         if not each.suspended and each.expires_us <= now_us:
             holds.suspend(connection, each, changes, "expired", now_us)
             suspended += 1
+    holds.apply(connection, changes, now_us)
+    changes = holds.Changes()
     drained = holds.lock_leases(connection, _drained(connection))
     resolved = [
         holds.resolve(each, changes, "drained", now_us)
