@@ -59,7 +59,8 @@ while True:
 
 
 def times(log: str) -> dict[str, datetime.datetime]:
-    lines = [line.split(" ", 1) for line in log.splitlines()]
+    # What kubectl itself has to say, of a log that ends under its hands, bears no time.
+    lines = [line.split(" ", 1) for line in log.splitlines() if line[:4].isdigit()]
     return {text: datetime.datetime.fromisoformat(stamp) for stamp, text in lines}
 
 
