@@ -38,7 +38,7 @@ MUTATIONS = (
         where="gristmill_meter.release:_release",
         old="await session.log.durable(record.claim_frame)",
         new="pass",
-        seed=18,
+        seed=0,
     ),
     Mutation(
         name="a result is released without a claim",
@@ -66,7 +66,7 @@ MUTATIONS = (
         where="gristmill_meter.streams:TokenStream._flush",
         old="await session.log.durable(frame)",
         new="pass",
-        seed=14,
+        seed=11,
     ),
     Mutation(
         name="log frames are not synced",
@@ -136,7 +136,7 @@ MUTATIONS = (
         where="gristmill_ledger.database:Database._commit",
         old="started = time.monotonic()",
         new="started = time.monotonic()\n    from gristmill_testing.simulation.books import answer_early\n    answer_early()",
-        seed=2,
+        seed=0,
     ),
     Mutation(
         name="duplicates are known for a while only",
