@@ -164,6 +164,7 @@ async def test_two_meters_on_copies_of_one_log_bill_each_operation_once(cluster:
     copy = old.disk.crash()
     new = await cluster.pod(attempt=2, disk=copy)
     await old.until(lambda: old.session.fenced, "the older one was fenced")
+    await cluster.let_grants_run_out()
     assert (await new.train(2, forward_backward(7))).state == "Completed"
     await new.settled()
     assert await cluster.rows() == [(1, None), (2, None)]

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 from gristmill_contracts.usage import TOKEN_TYPES
@@ -50,7 +51,7 @@ class Books:
         while found != tokens:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{session} should cost {tokens}, the ledger says {found}")
-            with suppress(urllib.error.URLError):
+            with suppress(OSError, HTTPException):
                 found = self.usage(session)
             time.sleep(0.05)
         by_cli = self.usage_by_cli(session)
