@@ -33,12 +33,6 @@ class Outcome:
     virtual_s: float
 
     @property
-    def stuck(self) -> bool:
-        """Nothing was lost, doubled or overspent, but somebody waits for ever."""
-        waits = ("the clients did not come to an end", "never happened")
-        return bool(self.violations) and all(each.startswith(waits) for each in self.violations)
-
-    @property
     def report(self) -> str:
         lines = [f"seed {self.seed} broke {len(self.violations)} promises:"]
         lines += [f"  {what}" for what in self.violations[:10]]
