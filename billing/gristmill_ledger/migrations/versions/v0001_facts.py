@@ -7,6 +7,8 @@ from typing import Final
 
 from alembic import op
 
+from gristmill_ledger.migrations import steps
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -167,28 +169,10 @@ POSTGRESQL_REFUSAL: Final = """
 CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE EXCEPTION '% is append-only: % refused', TG_TABLE_NAME, TG_OP; END $$
 """
-POSTGRESQL_TRIGGER: Final = """
-CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table}
-FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()
-"""
-SQLITE_TRIGGER: Final = """
-CREATE TRIGGER {table}_no_{change} BEFORE {change} ON {table}
-BEGIN SELECT RAISE(ABORT, '{table} is append-only: {change} refused'); END
-"""
 
 
 def upgrade() -> None:
-    postgresql = op.get_bind().dialect.name == "postgresql"
-    types = {"int": "BIGINT", "blob": "BYTEA", "strict": ""}
-    if not postgresql:
-        types = {"int": "INTEGER", "blob": "BLOB", "strict": " STRICT"}
-    for statement in TABLES.format(**types).split(";"):
-        op.execute(statement)
-    if postgresql:
+    steps.run(TABLES)
+    if steps.on_postgresql():
         op.execute(POSTGRESQL_REFUSAL)
-    for table in FACTS:
-        if postgresql:
-            op.execute(POSTGRESQL_TRIGGER.format(table=table))
-            continue
-        for change in ("UPDATE", "DELETE"):
-            op.execute(SQLITE_TRIGGER.format(table=table, change=change))
+    steps.make_append_only(FACTS)

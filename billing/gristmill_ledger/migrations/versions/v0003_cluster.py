@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from alembic import op
+from gristmill_ledger.migrations import steps
 
 revision = "0003"
 down_revision = "0002"
@@ -42,26 +42,7 @@ CREATE INDEX usage_gap_by_session ON usage_gap (session, at_us)
 
 FACTS: Final = ("usage_gap", "session_price_book")
 
-POSTGRESQL_TRIGGER: Final = """
-CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table}
-FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()
-"""
-SQLITE_TRIGGER: Final = """
-CREATE TRIGGER {table}_no_{change} BEFORE {change} ON {table}
-BEGIN SELECT RAISE(ABORT, '{table} is append-only: {change} refused'); END
-"""
-
 
 def upgrade() -> None:
-    postgresql = op.get_bind().dialect.name == "postgresql"
-    types = {"int": "BIGINT", "strict": ""}
-    if not postgresql:
-        types = {"int": "INTEGER", "strict": " STRICT"}
-    for statement in TABLES.format(**types).split(";"):
-        op.execute(statement)
-    for table in FACTS:
-        if postgresql:
-            op.execute(POSTGRESQL_TRIGGER.format(table=table))
-            continue
-        for change in ("UPDATE", "DELETE"):
-            op.execute(SQLITE_TRIGGER.format(table=table, change=change))
+    steps.run(TABLES)
+    steps.make_append_only(FACTS)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from alembic import op
+from gristmill_ledger.migrations import steps
 
 revision = "0004"
 down_revision = "0003"
@@ -19,8 +19,4 @@ CREATE TABLE release_grant (
 
 
 def upgrade() -> None:
-    postgresql = op.get_bind().dialect.name == "postgresql"
-    types = (
-        {"int": "BIGINT", "strict": ""} if postgresql else {"int": "INTEGER", "strict": " STRICT"}
-    )
-    op.execute(TABLE.format(**types))
+    steps.run(TABLE)

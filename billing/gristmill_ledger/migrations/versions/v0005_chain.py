@@ -12,6 +12,7 @@ from alembic import op
 from sqlalchemy import Connection, text
 
 from gristmill_contracts.chain import encoding
+from gristmill_ledger.migrations import steps
 
 revision = "0005"
 down_revision = "0004"
@@ -71,39 +72,22 @@ OLD_COLUMNS: Final = (
 )  # fmt: skip
 ROWS_AT_ONCE: Final = 1000
 
-POSTGRESQL_TRIGGER: Final = """
-CREATE TRIGGER usage_event_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON usage_event
-FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()
-"""
-SQLITE_TRIGGER: Final = """
-CREATE TRIGGER usage_event_no_{change} BEFORE {change} ON usage_event
-BEGIN SELECT RAISE(ABORT, 'usage_event is append-only: {change} refused'); END
-"""
-
 
 def upgrade() -> None:
     connection = op.get_bind()
-    postgresql = connection.dialect.name == "postgresql"
-    types = {"int": "BIGINT", "blob": "BYTEA", "strict": ""}
-    if not postgresql:
-        types = {"int": "INTEGER", "blob": "BLOB", "strict": " STRICT"}
     genesis = encoding.GENESIS.hex()
-    default = f"'\\x{genesis}'" if postgresql else f"X'{genesis}'"
+    default = f"'\\x{genesis}'" if steps.on_postgresql() else f"X'{genesis}'"
     op.execute("ALTER TABLE usage_event RENAME TO usage_event_unchained")
-    op.execute(TABLE.format(**types))
+    steps.run(TABLE)
     op.execute(
-        f"ALTER TABLE tenant_head ADD COLUMN hash {types['blob']} NOT NULL "
+        f"ALTER TABLE tenant_head ADD COLUMN hash {steps.types()['blob']} NOT NULL "
         f"DEFAULT {default} CHECK (length(hash) = 32)"
     )
     _copy(connection)
     op.execute("DROP TABLE usage_event_unchained")
     for statement in INDICES:
         op.execute(statement)
-    if postgresql:
-        op.execute(POSTGRESQL_TRIGGER)
-        return
-    for change in ("UPDATE", "DELETE"):
-        op.execute(SQLITE_TRIGGER.format(change=change))
+    steps.make_append_only(["usage_event"])
 
 
 def _copy(connection: Connection) -> None:

@@ -4,6 +4,8 @@ from typing import Final
 
 from alembic import op
 
+from gristmill_ledger.migrations import steps
+
 revision = "0006"
 down_revision = "0005"
 branch_labels = None
@@ -96,37 +98,17 @@ INDICES: Final = (
 
 FACTS: Final = ("rate", "rate_price", "rating_run", "rated_usage")
 
-POSTGRESQL_TRIGGER: Final = """
-CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table}
-FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()
-"""
-SQLITE_TRIGGER: Final = """
-CREATE TRIGGER {table}_no_{change} BEFORE {change} ON {table}
-BEGIN SELECT RAISE(ABORT, '{table} is append-only: {change} refused'); END
-"""
-
 
 def upgrade() -> None:
-    postgresql = op.get_bind().dialect.name == "postgresql"
-    types = {
-        "int": "BIGINT",
-        "blob": "BYTEA",
-        "amount": "NUMERIC(60, 0)",
-        "strict": "",
-        "narrow": "",
-    }
-    if not postgresql:
-        types = {"int": "INTEGER", "blob": "BLOB", "amount": "TEXT", "strict": " STRICT"}
-        types["narrow"] = " STRICT, WITHOUT ROWID"
+    types = dict(steps.types())
+    if steps.on_postgresql():
+        types |= {"amount": "NUMERIC(60, 0)", "narrow": ""}
+    else:
+        types |= {"amount": "TEXT", "narrow": " STRICT, WITHOUT ROWID"}
     for statement in TABLES.format(**types).split(";"):
         op.execute(statement)
     for name in ("usage_rollup_hourly", "usage_rollup_monthly"):
         op.execute(ROLLUP.format(name=name, **types))
     for statement in INDICES:
         op.execute(statement)
-    for table in FACTS:
-        if postgresql:
-            op.execute(POSTGRESQL_TRIGGER.format(table=table))
-            continue
-        for change in ("UPDATE", "DELETE"):
-            op.execute(SQLITE_TRIGGER.format(table=table, change=change))
+    steps.make_append_only(FACTS)

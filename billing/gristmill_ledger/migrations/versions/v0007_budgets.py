@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from alembic import op
+from gristmill_ledger.migrations import steps
 
 revision = "0007"
 down_revision = "0006"
@@ -141,26 +141,7 @@ FACTS: Final = (
     "reservation_resolution",
 )  # fmt: skip
 
-POSTGRESQL_TRIGGER: Final = """
-CREATE TRIGGER {table}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON {table}
-FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()
-"""
-SQLITE_TRIGGER: Final = """
-CREATE TRIGGER {table}_no_{change} BEFORE {change} ON {table}
-BEGIN SELECT RAISE(ABORT, '{table} is append-only: {change} refused'); END
-"""
-
 
 def upgrade() -> None:
-    postgresql = op.get_bind().dialect.name == "postgresql"
-    types = {"int": "BIGINT", "blob": "BYTEA", "strict": ""}
-    if not postgresql:
-        types = {"int": "INTEGER", "blob": "BLOB", "strict": " STRICT"}
-    for statement in TABLES.format(**types).split(";"):
-        op.execute(statement)
-    for table in FACTS:
-        if postgresql:
-            op.execute(POSTGRESQL_TRIGGER.format(table=table))
-            continue
-        for change in ("UPDATE", "DELETE"):
-            op.execute(SQLITE_TRIGGER.format(table=table, change=change))
+    steps.run(TABLES)
+    steps.make_append_only(FACTS)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from alembic import op
+from gristmill_ledger.migrations import steps
 
 revision = "0008"
 down_revision = "0007"
@@ -30,10 +30,10 @@ CREATE TABLE inbox_entry (
     number {int} NOT NULL,
     kind TEXT NOT NULL CHECK (kind IN ('submit', 'refuse')),
     client_token TEXT,
-    body_hash {bytes} NOT NULL,
+    body_hash {blob} NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('waiting', 'taken', 'skipped')),
     reason TEXT NOT NULL,
-    body {bytes},
+    body {blob},
     blob TEXT,
     size {int} NOT NULL CHECK (size >= 0),
     accepted_us {int} NOT NULL,
@@ -46,8 +46,8 @@ CREATE TABLE archive (
     stream TEXT NOT NULL CHECK (stream IN ('train', 'log')),
     number {int} NOT NULL,
     tenant TEXT NOT NULL,
-    view {bytes} NOT NULL,
-    body {bytes},
+    view {blob} NOT NULL,
+    body {blob},
     blob TEXT,
     size {int} NOT NULL CHECK (size >= 0),
     expires_us {int} NOT NULL,
@@ -66,9 +66,4 @@ CREATE INDEX archive_by_expiry ON archive (expires_us)
 
 
 def upgrade() -> None:
-    postgresql = op.get_bind().dialect.name == "postgresql"
-    types = {"int": "BIGINT", "bytes": "BYTEA", "strict": ""}
-    if not postgresql:
-        types = {"int": "INTEGER", "bytes": "BLOB", "strict": " STRICT"}
-    for statement in TABLES.format(**types).split(";"):
-        op.execute(statement)
+    steps.run(TABLES)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from alembic import op
+from gristmill_ledger.migrations import steps
 
 revision = "0009"
 down_revision = "0008"
@@ -21,21 +21,8 @@ CREATE TABLE chain_checkpoint (
     UNIQUE (tenant, slot)
 ){strict}
 """
-POSTGRESQL_TRIGGER: Final = """
-CREATE TRIGGER chain_checkpoint_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON chain_checkpoint
-FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()
-"""
-SQLITE_TRIGGER: Final = """
-CREATE TRIGGER chain_checkpoint_no_{change} BEFORE {change} ON chain_checkpoint
-BEGIN SELECT RAISE(ABORT, 'chain_checkpoint is append-only: {change} refused'); END
-"""
 
 
 def upgrade() -> None:
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute(TABLE.format(int="BIGINT", blob="BYTEA", strict=""))
-        op.execute(POSTGRESQL_TRIGGER)
-        return
-    op.execute(TABLE.format(int="INTEGER", blob="BLOB", strict=" STRICT"))
-    for change in ("UPDATE", "DELETE"):
-        op.execute(SQLITE_TRIGGER.format(change=change))
+    steps.run(TABLE)
+    steps.make_append_only(["chain_checkpoint"])
