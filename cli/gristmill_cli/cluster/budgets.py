@@ -3,6 +3,7 @@
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -22,6 +23,7 @@ from gristmill_contracts.budgets import (
 from gristmill_contracts.http import CONTENT_TYPE, Empty
 
 T = TypeVar("T")
+P = TypeVar("P", BudgetPage, SuspensePage)
 TIMEOUT_S: Final = 30
 PAGE: Final = "1000"
 
@@ -33,16 +35,9 @@ class BudgetClient:
     ledger: LedgerAccess
 
     def budgets(self, *, tenant: str = "", ended: bool = False) -> list[BudgetView]:
-        parameters = {"limit": PAGE, "ended": "true" if ended else "false"}
-        parameters |= {"tenant": tenant} if tenant else {}
-        found: list[BudgetView] = []
-        after: str | None = ""
-        while after is not None:
-            behind = {"after": after} if after else {}
-            page = self._ask("GET", "/v1/budgets", BudgetPage, parameters=parameters | behind)
-            found += page.budgets
-            after = page.next_after
-        return found
+        parameters = {"ended": "true" if ended else "false"}
+        pages = self._pages("/v1/budgets", BudgetPage, tenant, parameters)
+        return [each for page in pages for each in page.budgets]
 
     def get(self, tenant: str, name: str) -> BudgetView:
         return self._ask("GET", _path("budgets", tenant, name), BudgetView)
@@ -54,18 +49,23 @@ class BudgetClient:
         self._ask("DELETE", _path("budgets", tenant, name), Empty)
 
     def suspense(self, *, tenant: str = "") -> list[SuspenseView]:
-        parameters = {"limit": PAGE} | ({"tenant": tenant} if tenant else {})
-        found: list[SuspenseView] = []
-        after: str | None = ""
-        while after is not None:
-            behind = {"after": after} if after else {}
-            page = self._ask("GET", "/v1/suspense", SuspensePage, parameters=parameters | behind)
-            found += page.suspense
-            after = page.next_after
-        return found
+        pages = self._pages("/v1/suspense", SuspensePage, tenant, {})
+        return [each for page in pages for each in page.suspense]
 
     def decide(self, lease: str, tenant: str, name: str, decision: Decide) -> None:
         self._ask("POST", _path("suspense", lease, tenant, name), Empty, message=decision)
+
+    def _pages(
+        self, path: str, shape: type[P], tenant: str, parameters: Mapping[str, str]
+    ) -> Iterator[P]:
+        """One after the other, to the last; tenant "" = of all."""
+        asked = {**parameters, "limit": PAGE} | ({"tenant": tenant} if tenant else {})
+        after: str | None = ""
+        while after is not None:
+            behind = {"after": after} if after else {}
+            page = self._ask("GET", path, shape, parameters=asked | behind)
+            yield page
+            after = page.next_after
 
     def _ask(
         self,
