@@ -37,6 +37,7 @@ from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_ledger.chain.verify import verify_database
 from gristmill_ledger.database import open_engine
 from gristmill_testing.ledger import free_port
+from gristmill_testing.measuring import until_ready
 from gristmill_testing.postgres import create_database, running_postgres
 
 SENDERS: Final = 8
@@ -185,16 +186,6 @@ async def measure(url: str, address: str, pid: int, found: Measure, seconds: flo
     found.commits_ms = percentiles(before, after)
     found.events = sum(producer.distinct for producer in producers)
     check(url, producers)
-
-
-async def until_ready(http: aiohttp.ClientSession, address: str) -> None:
-    while True:
-        try:
-            async with http.get(f"{address}/readyz") as answer:
-                if answer.status == 200:
-                    return
-        except aiohttp.ClientConnectionError:
-            await asyncio.sleep(0.05)
 
 
 async def register(http: aiohttp.ClientSession, address: str, producer: Producer) -> None:

@@ -17,7 +17,6 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -26,6 +25,7 @@ import msgspec
 from gristmill_contracts import operations as ops
 from gristmill_contracts.http import CONTENT_TYPE, OperationView, Submitted
 from gristmill_meter.ports import ExecuteCall
+from gristmill_testing.measuring import Timings
 from gristmill_testing.meter_process import BASE, Process, served
 from gristmill_testing.meter_world import (
     UID,
@@ -42,26 +42,6 @@ SAMPLERS = 8
 TRAIN_AHEAD = 16
 ROUND = 20
 BUDGET_TOKENS = 10**12
-
-
-@dataclass(slots=True)
-class Timings:
-    name: str
-    values_ms: list[float] = field(default_factory=list)
-
-    def quantile(self, share: float) -> float:
-        ordered = sorted(self.values_ms)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    @property
-    def quietest(self) -> float:
-        """Median of the quickest round: what it takes when nobody else wants the processor."""
-        rounds = [self.values_ms[at : at + ROUND] for at in range(0, len(self.values_ms), ROUND)]
-        return min(sorted(values)[len(values) // 2] for values in rounds)
-
-    def row(self) -> str:
-        cells = "".join(f" {self.quantile(share):>9.2f}" for share in (0.5, 0.9, 0.99))
-        return f"{self.name:<44}{cells} {self.quietest:>9.2f} {len(self.values_ms):>7}"
 
 
 class Client:
@@ -141,8 +121,8 @@ async def timed(timings: Timings, work: Callable[[], Awaitable[object]]) -> None
 
 async def latency(process: Process, client: Client, operations: int, where: str) -> list[Timings]:
     """Of a forward of 8 tokens: through the meter, at the bare worker, and of one fsync."""
-    through, bare = Timings(f"meter + worker, log {where}"), Timings("bare worker")
-    probe = Timings(f"512 B append + fsync {where}")
+    through, bare = Timings(f"meter + worker, log {where}", ROUND), Timings("bare worker", ROUND)
+    probe = Timings(f"512 B append + fsync {where}", ROUND)
     descriptor = os.open(process.folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     connector = aiohttp.UnixConnector(path=str(process.folder / "w.sock"))
     async with aiohttp.ClientSession(connector=connector) as http:
@@ -202,7 +182,7 @@ async def measure(folder: Path, where: str, options: argparse.Namespace) -> None
             await process.acknowledged(client.done)
         through, bare, probe = timings
         for each in timings:
-            print(each.row())
+            print(each.row(44))
         added = [through.quantile(share) - bare.quantile(share) for share in (0.5, 0.99)]
         quiet = through.quietest - bare.quietest
         print(f"added, log {where}: p50 {added[0]:.2f} ms, p99 {added[1]:.2f} ms, quietest {quiet:.2f} ms "

@@ -13,12 +13,10 @@ import http.client
 import json
 import os
 import socket
-import statistics
 import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +28,7 @@ from botocore.credentials import Credentials
 from gristmill_contracts.operations import Datum, Forward, tensor
 from gristmill_testing.bare_worker import BareWorker
 from gristmill_testing.instance import running_gristmill
+from gristmill_testing.measuring import Timings
 from gristmill_testing.raw_wire import create_session, datum, forward, raw_clients
 from gristmill_testing.tiny_models import build_tiny_llama
 
@@ -38,29 +37,6 @@ WARM_UP = 20
 ROUND = 25
 FLOOR_MS = 10.0
 GOAL_MS = 2.0
-
-
-@dataclass(slots=True)
-class Timings:
-    """Milliseconds of one thing, in the order measured."""
-
-    name: str
-    values_ms: list[float] = field(default_factory=list)
-
-    def quantile(self, share: float) -> float:
-        ordered = sorted(self.values_ms)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    @property
-    def quietest(self) -> float:
-        """Median of the quickest round: what it takes when nobody else wants the processor."""
-        rounds = [self.values_ms[at : at + ROUND] for at in range(0, len(self.values_ms), ROUND)]
-        return min(statistics.median(values) for values in rounds)
-
-    def row(self) -> str:
-        p50, p90, p99 = (self.quantile(share) for share in (0.5, 0.9, 0.99))
-        cells = "".join(f" {value:>9.2f}" for value in (p50, p90, p99, self.quietest))
-        return f"{self.name:<34}{cells} {len(self.values_ms):>7}"
 
 
 class SignedConnection:
@@ -141,9 +117,9 @@ def fsync_once(file: int) -> float:
 def measure(folder: Path, operations: int) -> tuple[list[Timings], dict[str, float]]:
     """Timings of the three things, and the processor time of each part for one operation."""
     wire, bare, disk = (
-        Timings("gateway + meter + worker"),
-        Timings("bare worker (unix socket)"),
-        Timings("512 B append + fsync"),
+        Timings("gateway + meter + worker", ROUND),
+        Timings("bare worker (unix socket)", ROUND),
+        Timings("512 B append + fsync", ROUND),
     )
     model = build_tiny_llama(folder / "model")
     with running_gristmill(folder / "data", model=model) as instance:
@@ -184,7 +160,7 @@ def main() -> None:
         (wire, bare, disk), cpu = measure(Path(folder), arguments.operations)
     print(f"{'milliseconds':<34} {'p50':>9} {'p90':>9} {'p99':>9} {'quietest':>9} {'n':>7}")
     for timings in (wire, bare, disk):
-        print(timings.row())
+        print(timings.row(34))
     print(
         "processor time of one operation: "
         + ", ".join(f"{part} {used:.2f} ms" for part, used in cpu.items())

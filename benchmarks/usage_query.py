@@ -40,6 +40,7 @@ from gristmill_ledger.rates import load_rates
 from gristmill_ledger.rollups import HOUR_US, KEYS, MEASURES, hour_of, month_of
 from gristmill_ledger.schema import rating as tables
 from gristmill_testing.ledger import free_port, make_batch, make_event
+from gristmill_testing.measuring import until_ready
 from gristmill_testing.postgres import create_database, running_postgres
 
 EVENTS: Final = 10_000_000
@@ -270,16 +271,6 @@ async def ask(http: aiohttp.ClientSession, address: str, question: dict[str, str
         if answer.status != 200:
             raise RuntimeError(f"{question} answered {answer.status}: {body!r}")
         return len(msgspec.json.decode(body)["rows"])
-
-
-async def until_ready(http: aiohttp.ClientSession, address: str) -> None:
-    while True:
-        try:
-            async with http.get(f"{address}/readyz") as answer:
-                if answer.status == 200:
-                    return
-        except aiohttp.ClientConnectionError:
-            await asyncio.sleep(0.05)
 
 
 async def post_ends(http: aiohttp.ClientSession, address: str, world: World) -> None:
