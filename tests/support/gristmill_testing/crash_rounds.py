@@ -52,17 +52,23 @@ class CrashRounds:
         """One turn of everything at once, with a kill somewhere in it. Returns the part that died."""
         part = PARTS[self.rounds % len(PARTS)]
         delay_s = self.rng.uniform(0.02, 0.9) * self._usual_s
-        started = time.monotonic()
         with ThreadPoolExecutor(max_workers=1) as pool:
-            turn = pool.submit(self.run.turn, self.rounds)
+            turn = pool.submit(self._timed_turn)
             time.sleep(delay_s)  # the moment of the kill, not a synchronisation
-            self.landed[part] += not turn.done()
+            landed = not turn.done()
             self._kill(part)
-            turn.result()
+            took_s = turn.result()
+        # Only a turn that no kill disturbed tells how long one takes.
+        self._usual_s = self._usual_s * 1.05 if landed else took_s
+        self.landed[part] += landed
         self.kills[part] += 1
         self.rounds += 1
-        self._usual_s = min(time.monotonic() - started, self._usual_s * 1.5, 3.0)
         return part
+
+    def _timed_turn(self) -> float:
+        started = time.monotonic()
+        self.run.turn(self.rounds)
+        return time.monotonic() - started
 
     def _kill(self, part: str) -> None:
         if part != "postgres":
