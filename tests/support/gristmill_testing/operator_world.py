@@ -33,7 +33,9 @@ ACCOUNT = f"system:serviceaccount:{SYSTEM}:gristmill-operator"
 KEY = bytes(range(32))
 IMAGE = "registry.example.com/gristmill-worker@sha256:" + "a" * 64
 METER_IMAGE = "registry.example.com/gristmill-meter@sha256:" + "b" * 64
-START_S = 60
+START_S = 180
+READY_S = 180
+"""The quota controller alone needs half a minute for a kind that is new to it."""
 RESET_S = 300
 STOP_S = 20
 
@@ -160,13 +162,13 @@ class OperatorWorld:
     def tenant(self, name: str = "acme", **spec: Any) -> str:
         """A Ready tenant; returns its namespace."""
         self.cluster.apply(tenant(name, **spec))
-        self.cluster.wait_condition("tenant", name, "Ready")
+        self.cluster.wait_condition("tenant", name, "Ready", seconds=READY_S)
         namespace: str = spec.get("namespace", f"gm-{name}")
         return namespace
 
     def model(self, name: str = "tiny", **spec: Any) -> None:
         self.cluster.apply(model(name, **spec))
-        self.cluster.wait_condition("basemodel", name, "Ready")
+        self.cluster.wait_condition("basemodel", name, "Ready", seconds=READY_S)
 
     def session(self, name: str, namespace: str = "gm-acme") -> Json:
         return self.cluster.get("trainingsession", name, namespace)
