@@ -13,6 +13,7 @@ from gristmill_contracts.errors import InvariantError
 from gristmill_contracts.http import Problem
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.operations import CheckpointRef
+from gristmill_contracts.reconciliation import Tally
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_meter.records import Record, SessionState
 from gristmill_meter.retention import without_inline
@@ -21,7 +22,7 @@ SCALARS: Final = (
     "uid", "tenant", "project", "model", "attempt", "frames", "next_number",
     "last_received_number", "missing_since_us", "log_number", "inbox_number", "executed", "executed_before",
     "snapshots", "snapshot_wall_us", "snapshot_bytes", "snapshot_forced", "default_adapter",
-    "counts", "head_seq", "failure", "failure_frame", "closed", "last_activity_us",
+    "counts", "head_seq", "told", "told_after", "failure", "failure_frame", "closed", "last_activity_us",
 )  # fmt: skip
 
 
@@ -52,6 +53,9 @@ class StoredState(msgspec.Struct, kw_only=True):
     closed: bool
     last_activity_us: int
     inbox_number: int = 0
+    told: dict[str, Tally] | None = None
+    """None = of a meter that added up none."""
+    told_after: int = 0
     records: list[Record]
     events: list[tuple[int, UsageEvent]]
 
@@ -74,6 +78,8 @@ def restore_state(state: SessionState, content: bytes) -> None:
         raise InvariantError(f"the checkpoint of session {stored.uid} was read as {state.uid}")
     for name in SCALARS:
         setattr(state, name, getattr(stored, name))
+    if stored.told is None:
+        state.told, state.told_after = {}, stored.head_seq
     state.records = {record.key: record for record in stored.records}
     state.events = deque(stored.events)
     _retell(state)

@@ -255,12 +255,19 @@ class Driver:
             async with asyncio.timeout(WORKER_CLOSE_S_MAX):
                 if not self.session.failed:
                     await self.trainer.snapshot()
+                await self.ask_worker()
                 await self.worker.close_session(self.session.state.uid)
         except (GristmillError, TimeoutError) as error:
             logger.warning(
                 "worker_close_failed",
                 extra={"session": self.session.state.uid, "error": str(error)},
             )
+
+    async def ask_worker(self) -> None:
+        """Hear for the last time what the worker ran: once it closes the session it tells no more."""
+        witness, uid = self.session.witness, self.session.state.uid
+        mark = witness.mark()
+        witness.heard(mark, uid, await self.worker.status(), self.session.now_us())
 
     async def _ship(self) -> None:
         session = self.session
@@ -347,6 +354,8 @@ class Driver:
             at_us=at_us,
             released=session.gave_up_release and self.poster.registered,
             leases=list(session.wallet.purses),
+            recon=session.witness.recon_point(session.state, session.log.durable_number),
+            device=session.witness.device_time(),
         )
 
 

@@ -29,6 +29,7 @@ from gristmill_contracts.operations import (
     SaveWeights,
     count_result,
 )
+from gristmill_contracts.reconciliation import tally_of
 from gristmill_meter import frames
 from gristmill_meter.artifacts import Artifacts
 from gristmill_meter.link import WorkerLink
@@ -93,13 +94,16 @@ class Execution:
         losses = busy = 0
         while True:
             generation = await self.link.ensure()
+            call.opening = session.witness.begin()
             try:
                 executed = await self.link.worker.execute(session.state.uid, call)
                 break
             except (InvalidRequestError, ForbiddenError) as error:
+                session.witness.end(call.opening)
                 self._failed(record, _problem(error), 0, 0, started_us)
                 return
             except GristmillError as error:
+                session.witness.end(call.opening)
                 lost = isinstance(error, WorkerLostError)
                 if error.retryable and not lost:
                     await backoff(
@@ -118,6 +122,10 @@ class Execution:
                     self._failed(record, _given_up(losses, error), 0, 0, started_us)
                     return
         await self._settle(record, index, content, executed, started_us)
+        one = None
+        if executed.error is None:  # It completed there, whatever became of its checkpoint here.
+            one = tally_of(record.counts, executed.wall_us)
+        session.witness.end(call.opening, record.kind, one)
 
     async def _settle(
         self, record: Record, index: int, content: bytes, executed: Executed, started_us: int

@@ -97,6 +97,7 @@ class WorkerLink:
                 attempt += 1
             else:
                 self.boot_id = opened.boot_id
+                self.session.witness.opened(opened.boot_id, opened.opening)
                 self._opened = True
                 self._tell(ready=True)
                 return

@@ -211,15 +211,19 @@ class Meter:
     async def _watch_worker(self) -> None:
         """Notice a worker that died while nothing ran, so that it is opened again at once."""
         while True:
+            marks = {uid: each.session.witness.mark() for uid, each in self.drivers.items()}
             try:
                 self.worker_status = await self.worker.status()
             except GristmillError:
                 self.worker_status = None
             status = self.worker_status
-            for driver in self.drivers.values():
+            for uid, driver in self.drivers.items():
+                session, witness = driver.session, driver.session.witness
                 driver.link.seen_boot(status.boot_id if status is not None else None)
                 if status is not None:
-                    driver.session.context_length = status.context_length
+                    session.context_length = status.context_length
+                    witness.heard(marks.get(uid, (-1, -1)), uid, status, self.clock())
+                witness.look(self.boottime_us(), self.clock(), ready=session.worker_ready)
             await asyncio.sleep(self.settings.heartbeat_s / 2)
 
     # --- the end ---------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class ExecuteCall(msgspec.Struct, kw_only=True):
     skip: bool = False
     expected_checksum: int | None = None
     expected_fingerprint: str | None = None
+    opening: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import msgspec
 from gristmill_contracts.http import TERMINAL_STATES, OperationState, Problem
 from gristmill_contracts.ids import OpId, SessionUid, Stream, TenantName
 from gristmill_contracts.operations import CheckpointRef
+from gristmill_contracts.reconciliation import Tally
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_meter.frames import Body
 
@@ -126,6 +127,10 @@ class SessionState:
     events: deque[tuple[int, UsageEvent]] = field(default_factory=deque)
     """(frame number, event) of what the ledger may not have yet, in producer order."""
     head_seq: int = 0
+    told: dict[str, Tally] = field(default_factory=dict)
+    """Sums of all usage events, by `reconciliation.tally_name`."""
+    told_after: int = 0
+    """Events up to this one are in none of these sums: the log's checkpoint was older than they are."""
     failure: Problem | None = None
     failure_frame: int = 0
     closed: bool = False

@@ -30,6 +30,7 @@ from gristmill_meter.settings import MeterSettings
 from gristmill_meter.state import apply
 from gristmill_meter.views import ServiceState, session_view
 from gristmill_meter.wallet import Wallet
+from gristmill_meter.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Session:
     on_change: Callable[[], None] = lambda: None
     polls_held: int = 0
     wallet: Wallet = field(default_factory=Wallet)
+    witness: Witness = field(default_factory=Witness)
     blocked: Problem | None = None
     """No budget affords the operation that waits."""
     _announced: ServiceState | None = None

@@ -7,6 +7,7 @@ from gristmill_contracts import limits
 from gristmill_contracts.errors import InvariantError
 from gristmill_contracts.http import OperationState, Problem
 from gristmill_contracts.ids import Stream, UsageKind, event_id
+from gristmill_contracts.reconciliation import NOTHING, tally_name, tally_of
 from gristmill_contracts.usage import Counts, Outcome, UsageEvent
 from gristmill_meter import frames
 from gristmill_meter.frames import Frame
@@ -234,6 +235,8 @@ def _bill(state: SessionState, record: Record, kind: UsageKind, outcome: Outcome
         lease=record.lease,
     )
     state.events.append((state.frames, event))
+    name = tally_name(kind, record.kind)
+    state.told[name] = state.told.get(name, NOTHING) + tally_of(record.counts)
     if kind == "usage":
         state.counts += record.counts
 

@@ -17,6 +17,7 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import Problem, StreamChunk, Submit
 from gristmill_contracts.operations import Sample, SampledSequence, SampleResult, tensor
+from gristmill_contracts.reconciliation import STREAM_KIND, tally_of
 from gristmill_contracts.usage import Counts
 from gristmill_meter import frames
 from gristmill_meter.bank import Bank
@@ -113,6 +114,7 @@ class TokenStream:
         )
         await self.link.artifacts.prepare(self.record.kind, content)
         generation = await self.link.ensure()
+        call.opening = session.witness.begin()
         source = self.link.worker.stream(session.state.uid, call)
         try:
             async for chunk in source:
@@ -125,6 +127,10 @@ class TokenStream:
             self.link.lost(generation)
             raise
         finally:
+            if self.record.state == "Completed":
+                session.witness.end(call.opening, STREAM_KIND, tally_of(self.record.counts))
+            else:
+                session.witness.cut(call.opening)
             await source.aclose()
 
     async def _covered(self, content: bytes) -> bytes:

@@ -54,6 +54,7 @@ import msgspec
 
 from gristmill_contracts.ids import CheckpointId, SessionUid, Stream, TenantName
 from gristmill_contracts.operations import Operation, Result
+from gristmill_contracts.reconciliation import DeviceTime, ReconPoint, SessionTallies
 from gristmill_contracts.usage import Counts, UsageEvent
 
 PROTOCOL_VERSION = 1
@@ -194,6 +195,8 @@ class OpenedSession(msgspec.Struct, kw_only=True):
     fingerprint: str
     boot_id: str
     checksum: int
+    opening: int = 0
+    """Names this opening in `Execute` and in what the worker tells of its runs; 0 = it tells nothing."""
 
 
 class Execute(msgspec.Struct, kw_only=True):
@@ -211,6 +214,8 @@ class Execute(msgspec.Struct, kw_only=True):
     """Consume `index` and run nothing: in replay, for what failed or changed no state at first."""
     expected_checksum: int | None = None
     expected_fingerprint: str | None = None
+    opening: int = 0
+    """The opening that it was sent under: what ran of another one is not counted in it."""
 
 
 class Executed(msgspec.Struct, kw_only=True):
@@ -238,6 +243,10 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     context_length: int
     sessions: dict[str, int]
     """Session uid -> applied."""
+    tallies: dict[str, SessionTallies] = {}
+    """Session uid -> what ran of it since it was opened last."""
+    devices: int = 0
+    """Accelerators that this worker holds; 0 = it runs on the CPU."""
 
 
 # --- meter and ledger ----------------------------------------------------------------------------
@@ -340,6 +349,10 @@ class Heartbeat(msgspec.Struct, kw_only=True):
     """This attempt releases no result any more: its release grant is free for the next one."""
     leases: list[str] = []
     """Budget leases that the meter holds, to be renewed (contracts.budgets)."""
+    recon: ReconPoint | None = None
+    """What is compared with the worker and with the ledger; None = not told."""
+    device: DeviceTime | None = None
+    """How long devices were held for the session, and how long it used them; None = not told."""
     cost: str | None = None
     """What the session's usage costs so far, with its currency ("0.001234 USD"); filled by the ledger
     for its readers. None = not priced."""

@@ -99,6 +99,8 @@ class Engine:
             vocabulary_size=0 if facts is None else facts.vocabulary_size,
             context_length=0 if facts is None else facts.context_length,
             sessions={} if runner is None else runner.applied(),
+            tallies={} if runner is None else runner.book.told(),
+            devices=0 if runner is None else runner.devices,
         )
 
     def _main(self) -> None:

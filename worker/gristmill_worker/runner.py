@@ -42,6 +42,7 @@ from gristmill_worker.sampler import sample
 from gristmill_worker.scoring import compute_logprobs
 from gristmill_worker.session import Session, new_session
 from gristmill_worker.stream import TokenStream
+from gristmill_worker.tallies import Book
 from gristmill_worker.team import Team
 from gristmill_worker.together import SharedOperation, run_shared
 from gristmill_worker.validate import check_operation
@@ -75,10 +76,16 @@ class Runner:
         self.snapshots_kept = snapshots_kept
         self.team = team or Team()
         self.sessions: dict[str, Session] = {}
+        self.book = Book()
 
     def applied(self) -> dict[str, int]:
         """Session uid -> applied. The one method that other threads may call."""
         return {uid: session.counters.applied for uid, session in list(self.sessions.items())}
+
+    @property
+    def devices(self) -> int:
+        """Accelerators that the ranks hold; 0 = they run on the CPU."""
+        return self.team.world if self.base.device.type == "cuda" else 0
 
     def open(self, uid: str, request: OpenSession) -> OpenedSession:
         """The live session, or its newest usable snapshot, or a fresh adapter."""
@@ -96,6 +103,7 @@ class Runner:
             fingerprint=self.fingerprint,
             boot_id=self.boot_id,
             checksum=session.checksum(),
+            opening=self.book.opened(uid),
         )
 
     def _restored(self, uid: str, request: OpenSession) -> Session:
@@ -112,6 +120,7 @@ class Runner:
 
     def close(self, uid: str) -> None:
         """Forget a session; its snapshots stay. Closing an unknown one is no error."""
+        self.book.closed(uid)
         if self.sessions.pop(uid, None) is not None:
             self.team.tell(Forget(uid=uid))
         self.metrics.sessions.set(len(self.sessions))
@@ -144,7 +153,9 @@ class Runner:
         """Run a sample and emit its chunks as they come; `emit` returns False to end it early."""
         session = self._session(uid)
         tokens = TokenStream(self.base, call.operation, emit)
-        executed = self._consume(session, call, lambda: self._sample(tokens.operation, tokens))
+        executed = self._consume(
+            session, call, lambda: self._sample(tokens.operation, tokens), stream=True
+        )
         tokens.finish(executed.error)
 
     def _session(self, uid: str) -> Session:
@@ -154,7 +165,12 @@ class Runner:
         return session
 
     def _consume(
-        self, session: Session, call: Execute, work: Callable[[], Result | None]
+        self,
+        session: Session,
+        call: Execute,
+        work: Callable[[], Result | None],
+        *,
+        stream: bool = False,
     ) -> Executed:
         trains = isinstance(call.operation, TrainOperation)
         if trains:
@@ -179,9 +195,11 @@ class Runner:
         self.metrics.count(
             call.operation, result, failed=error is not None, replay=call.replay, seconds=seconds
         )
+        wall_us = int(seconds * 1e6)
+        self.book.ran(session.uid, call, result, wall_us, stream=stream)
         return Executed(
             result=result, error=error, checksum=check, fingerprint=self.fingerprint,
-            wall_us=int(seconds * 1e6),
+            wall_us=wall_us,
         )  # fmt: skip
 
     def _compare(self, call: Execute, check: int) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from gristmill_contracts import operations as ops
 from gristmill_contracts.errors import ConflictError, NotFoundError
 from gristmill_contracts.http import (
+    Execute,
     Executed,
     OpenedSession,
     OpenSession,
@@ -28,6 +29,7 @@ from gristmill_contracts.http import (
 from gristmill_contracts.ids import checkpoint_id, parse_op_id
 from gristmill_meter.artifacts import checkpoint_of
 from gristmill_meter.ports import ExecuteCall, WorkerLostError
+from gristmill_worker.tallies import Book
 
 PRIME = 2_147_483_647
 _operations = msgspec.msgpack.Decoder(ops.Operation)
@@ -65,6 +67,7 @@ class FakeWorker:
     down: bool = False
     sessions: dict[str, Live] = field(default_factory=dict)
     snapshots: dict[str, list[Weights]] = field(default_factory=dict)
+    book: Book = field(default_factory=Book)
     saved: dict[str, Weights] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
     replays: Counter[str] = field(default_factory=Counter)
@@ -99,6 +102,7 @@ class FakeWorker:
             vocabulary_size=1000,
             context_length=4096,
             sessions={uid: live.state.applied for uid, live in self.sessions.items()},
+            tallies=self.book.told(),
         )
 
     async def open_session(self, uid: str, request: OpenSession) -> OpenedSession:
@@ -118,6 +122,7 @@ class FakeWorker:
             fingerprint="fake-1",
             boot_id=f"boot-{self.boot}",
             checksum=live.state.checksum,
+            opening=self.book.opened(uid),
         )
 
     async def execute(self, uid: str, call: ExecuteCall) -> Executed:
@@ -147,6 +152,10 @@ class FakeWorker:
                 self._same_boot(boot)
                 part = tokens[at : at + self.chunk_tokens]
                 last = at + self.chunk_tokens >= len(tokens)
+                if last:
+                    self.book.ran(
+                        uid, _counted(call, operation), _sampled(operation), 1000, stream=True
+                    )
                 yield StreamChunk(
                     tokens=part,
                     logprobs=[-1.0] * len(part),
@@ -171,6 +180,7 @@ class FakeWorker:
 
     async def close_session(self, uid: str) -> None:
         self._alive("close_session")
+        self.book.closed(uid)
         self.sessions.pop(uid, None)
 
     # --- faults ----------------------------------------------------------------------------------
@@ -178,6 +188,7 @@ class FakeWorker:
     def kill(self) -> None:
         """kill -9 and restart: live state is gone, and so are the answers under way."""
         self.sessions.clear()
+        self.book = Book()
         self.boot += 1
 
     def _alive(self, call: str) -> None:
@@ -215,6 +226,7 @@ class FakeWorker:
                 await _maybe(self.before(call.op_id, operation))
             self._same_boot(boot)
             executed = self._apply(live, call, operation)
+            self.book.ran(uid, _counted(call, operation), executed.result, executed.wall_us)
             if not call.replay:
                 await _maybe(self.after(call.op_id, operation))
             self._same_boot(boot)
@@ -284,21 +296,7 @@ class FakeWorker:
             case ops.ComputeLogprobs():
                 logprobs = ops.tensor("float32", [-1.0] * operation.prompt.size)
                 return state, ops.ComputeLogprobsResult(logprobs=logprobs, topk=None)
-        sequences = [
-            ops.SampledSequence(
-                tokens=ops.tensor("int64", sample_tokens(operation, i)),
-                logprobs=ops.tensor("float32", [-1.0] * operation.params.max_tokens),
-                stop_reason="length",
-                text=None,
-            )
-            for i in range(operation.num_samples)
-        ]
-        return state, ops.SampleResult(
-            sequences=sequences,
-            prompt_logprobs=None,
-            topk_prompt_logprobs=None,
-            prompt_tokens=prompt_tokens(operation),
-        )
+        return state, _sampled(operation)
 
     def _save(
         self, state: Weights, call: ExecuteCall, operation: ops.SaveWeights | ops.SaveState
@@ -335,6 +333,35 @@ class FakeWorker:
             fingerprint="fake-1",
             wall_us=1000,
         )
+
+
+def _sampled(operation: ops.Sample) -> ops.SampleResult:
+    sequences = [
+        ops.SampledSequence(
+            tokens=ops.tensor("int64", sample_tokens(operation, i)),
+            logprobs=ops.tensor("float32", [-1.0] * operation.params.max_tokens),
+            stop_reason="length",
+            text=None,
+        )
+        for i in range(operation.num_samples)
+    ]
+    return ops.SampleResult(
+        sequences=sequences,
+        prompt_logprobs=None,
+        topk_prompt_logprobs=None,
+        prompt_tokens=prompt_tokens(operation),
+    )
+
+
+def _counted(call: ExecuteCall, operation: ops.Operation) -> Execute:
+    """The call as the real worker reads it."""
+    return Execute(
+        index=call.index,
+        op_id=call.op_id,
+        operation=operation,
+        replay=call.replay,
+        opening=call.opening,
+    )
 
 
 def write_checkpoint(folder: Path, weights: bytes) -> str:
