@@ -21,6 +21,7 @@ from gristmill_ledger.routes import (
     leases,
     queries,
     rating,
+    reconcile,
     registries,
 )
 from gristmill_ledger.wire import JSON_PATHS, problem
@@ -55,6 +56,7 @@ def make_app(ledger: Ledger) -> FastAPI:
         leases,
         chain,
         rating,
+        reconcile,
     )
     for router in (module.router for module in routers):
         app.include_router(router)

@@ -29,6 +29,8 @@ from gristmill_ledger.heartbeats import heartbeats_after, newest_heartbeat_us, s
 from gristmill_ledger.inbox_claims import waiting_sessions
 from gristmill_ledger.metrics import Metrics
 from gristmill_ledger.migrate import migrate
+from gristmill_ledger.reconcile.store import OpenSum, newest_run_us, open_sums
+from gristmill_ledger.reconcile.task import Reconciler
 from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.release import clock_us, grant_releases
 from gristmill_ledger.settings import LedgerSettings
@@ -66,6 +68,8 @@ class Ledger:
         self.polls_held = 0
         """Requests for heartbeats that wait for one."""
         self.follower: Follower
+        """Made by `open`, which also starts it."""
+        self.reconciler: Reconciler
         """Made by `open`, which also starts it."""
         self.desk: LeaseDesk
         """Leases of budgets. Made by `open`, which also starts it."""
@@ -112,9 +116,10 @@ class Ledger:
             waiting_max=settings.writes_pending_max,
         )
         self.keeper = await self._chain_keeper()
+        self.reconciler = Reconciler(database=self.database)
         self._tasks = [
             asyncio.create_task(each.run(), name=type(each).__name__)
-            for each in (self.follower, sweeper, self.desk, self.keeper)
+            for each in (self.follower, sweeper, self.desk, self.keeper, self.reconciler)
         ]
         log.info("ledger_opened", extra={"database": engine.url.render_as_string()})
 
@@ -207,6 +212,7 @@ class Ledger:
     async def metrics_text(self) -> bytes:
         producers, heartbeat_us, budgets = await self.database.read(_gauges)
         self.metrics.budgets.show(budgets)
+        self.metrics.recon.show(*await self.database.read(_recon))
         if self.metrics.rating.costs_are_old:
             book = self.settings.price_book
             self.metrics.rating.show(await self.database.read(lambda c: cost_so_far(c, book)))
@@ -217,3 +223,7 @@ def _gauges(connection: Connection) -> tuple[int, int | None, list[Figures]]:
     producers = connection.execute(select(func.count()).select_from(schema.producer)).scalar_one()
     budgets = figures.shown(connection, clock_us(connection))
     return producers, newest_heartbeat_us(connection), budgets
+
+
+def _recon(connection: Connection) -> tuple[list[OpenSum], int | None]:
+    return open_sums(connection), newest_run_us(connection)

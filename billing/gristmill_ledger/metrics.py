@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gristmill_contracts import metrics as names
 from gristmill_ledger.budget_metrics import BudgetMetrics
 from gristmill_ledger.rating_metrics import RatingMetrics
+from gristmill_ledger.recon_metrics import ReconMetrics
 
 
 class Metrics:
@@ -15,6 +16,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.budgets = BudgetMetrics(self.registry)
+        self.recon = ReconMetrics(self.registry)
         self._count_usage()
         self._count_inbox()
         self._watch_chains()

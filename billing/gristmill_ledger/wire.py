@@ -14,7 +14,10 @@ from gristmill_ledger.problems import TooLargeError, problem_of, status_of
 
 Message = TypeVar("Message")
 JSON_TYPE: Final = "application/json"
-JSON_PATHS: Final = frozenset({"/v1/usage", "/v1/explain", "/v1/estimate", "/v1/rerate"})
+JSON_PATHS: Final = frozenset(
+    {"/v1/usage", "/v1/explain", "/v1/estimate", "/v1/rerate"}
+    | {"/v1/reconcile", "/v1/reconcile/decisions"}
+)
 """Routes whose answers and problems are JSON."""
 
 

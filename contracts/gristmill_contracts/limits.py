@@ -216,6 +216,14 @@ RATING_ROWS_BUSY_MAX: Final = 250
 GAPS_SHOWN_MAX: Final = 100
 """Recorded gaps in one answer about usage; their number is told in any case."""
 
+# --- reconciliation ------------------------------------------------------------------------------
+RECON_LOOK_S: Final = 30.0
+"""How often a ledger looks whether this hour was reconciled."""
+RECON_WAIT_S: Final = 3600.0
+"""How long usage may be under way, or a worker without a moment to compare, before that is a difference."""
+RECON_PAGE_MAX: Final = 1000
+"""Differences in one answer."""
+
 # --- budgets -------------------------------------------------------------------------------------
 BUDGET_LEASE_S: Final = 300.0
 """How long a lease may be spent without a word from the ledger: that long may the ledger be away."""

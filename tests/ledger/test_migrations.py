@@ -20,7 +20,7 @@ from gristmill_ledger.migrate import migrate
 from gristmill_testing.ledger import make_event
 from gristmill_testing.ledger_store import name_session, post, register, stored_rows
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 
 
 def open_unmigrated(url: str) -> Database:

@@ -17,6 +17,10 @@ from gristmill_ledger.schema.chain import chain_checkpoint as chain_checkpoint
 from gristmill_ledger.schema.inbox import archive as archive
 from gristmill_ledger.schema.inbox import inbox as inbox
 from gristmill_ledger.schema.inbox import inbox_entry as inbox_entry
+from gristmill_ledger.schema.reconcile import device_time as device_time
+from gristmill_ledger.schema.reconcile import recon_decision as recon_decision
+from gristmill_ledger.schema.reconcile import recon_diff as recon_diff
+from gristmill_ledger.schema.reconcile import recon_run as recon_run
 from gristmill_ledger.schema.release import release_grant as release_grant
 
 tenant = Table(
@@ -234,5 +238,5 @@ FACT_TABLES: Final = (
     "checkpoint_tombstone", "price_book", "price", "usage_gap", "session_price_book",
     "budget", "budget_limit", "budget_crossing", "budget_lease", "reservation", "reservation_suspense",
     "reservation_resolution", "rate", "rate_price", "rating_run", "rated_usage",
-    "chain_checkpoint",
+    "chain_checkpoint", "recon_run", "recon_diff", "recon_decision", "device_time",
 )  # fmt: skip
