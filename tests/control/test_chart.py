@@ -313,7 +313,7 @@ def test_the_check_refuses_an_uninstall_while_there_are_sessions(
 ) -> None:
     release.apply(SESSION.replace("NAME", "busy"), namespace=namespace)
     check = checks.start("uninstall.py", "gristmill-operator")
-    out, err = check.communicate(timeout=30)
+    out, err = check.communicate(timeout=120)
     assert check.returncode == 1, err
     assert f"{namespace}/busy (Created)" in out
     assert "kubectl delete trainingsessions --all --all-namespaces" in out
@@ -326,7 +326,7 @@ def test_the_check_lets_an_empty_cluster_go(
         meta = each["metadata"]
         release.delete("trainingsession", meta["name"], meta["namespace"], wait=True)
     check = checks.start("uninstall.py", "gristmill-operator")
-    out, err = check.communicate(timeout=30)
+    out, err = check.communicate(timeout=120)
     assert (check.returncode, err) == (0, "")
     assert "the operator can go" in out
 
@@ -382,7 +382,7 @@ def test_helm_test_waits_for_a_session_to_run_and_takes_it_away(
 ) -> None:
     check = start_test(checks, namespace, ready_url)
     report(release, namespace, {"state": "Running"})
-    out, err = check.communicate(timeout=30)
+    out, err = check.communicate(timeout=120)
     assert (check.returncode, err) == (0, "")
     assert f"session {namespace}/helm-test on tiny: Running after" in out
     assert release.find("trainingsession", "helm-test", namespace) is None
@@ -400,7 +400,7 @@ def test_helm_test_says_why_a_session_failed(
     }
     check = start_test(checks, namespace, ready_url)
     report(release, namespace, {"state": "Failed", "conditions": [failed]})
-    _, err = check.communicate(timeout=30)
+    _, err = check.communicate(timeout=120)
     assert check.returncode == 1
     assert "the session is Failed: Failed=True ImageInvalid: no such image" in err
     release.wait_gone("trainingsession", "helm-test", namespace)

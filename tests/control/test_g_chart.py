@@ -89,7 +89,7 @@ def test_g56_a_verb_that_is_missing_is_named_at_the_start(world: OperatorWorld) 
     set_rules(world, patch)
     try:
         process = world.start_operator(ready=False)
-        assert process.process.wait(40) == 3
+        assert process.process.wait(120) == 3
         said = process.log.read_text()
         assert "list nodes in all namespaces" in said
         assert "list pods" not in said, "only what is missing is named"

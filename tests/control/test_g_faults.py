@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from gristmill_testing.api_proxy import FOREVER, Seen
-from gristmill_testing.cluster import Cluster, condition
+from gristmill_testing.cluster import Cluster, condition, eventually
 from gristmill_testing.operator_calls import calls_of, trials
 from gristmill_testing.operator_lives import (
     apply_all,
     leftovers,
     live,
-    patiently,
     pods_made,
     settle,
     twice,
@@ -76,7 +75,7 @@ def test_g2_each_api_call_of_a_session_may_fail_once(world: OperatorWorld) -> No
     assert len(met) > 0.9 * len(tried), [str(each) for each in tried if not each.fault.hits]
     made = pods_made(world, mark)
     assert made == twice(names)
-    patiently("nothing is left", lambda: not leftovers(world), 60, 1)
+    eventually("nothing is left", lambda: not leftovers(world), 60, 1)
     assert all(each.alive for each in world.operators)
 
 
@@ -98,7 +97,7 @@ def test_g2_each_api_call_of_a_tenant_may_fail_once(world: OperatorWorld) -> Non
         ready = {name for name, each in found.items() if condition(each, "Ready") == "True"}
         return [str(each) for each in tried if each.name not in ready]
 
-    patiently("all are Ready", lambda: not unlike(), 120, 1)
+    eventually("all are Ready", lambda: not unlike(), 120, 1)
     world.proxy.heal()
     for each in tried:
         assert children_of(world, f"gm-{each.name}") == wanted, str(each)

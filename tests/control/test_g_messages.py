@@ -182,7 +182,7 @@ def test_g24_an_image_that_nobody_has_is_told_and_given_up_at_the_limit(
     world: OperatorWorld,
 ) -> None:
     """G24: the node's words within 15 s; a pull that is tried again for ever has an end all the same."""
-    pod = place_nowhere(world, "no-image", limits={"pendingSeconds": 30})
+    pod = place_nowhere(world, "no-image", limits={"pendingSeconds": 60})
     said = f'Back-off pulling image "{IMAGE}": not found'
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": said}}
     status = {"name": "worker", "image": "", "imageID": "", "ready": False, "restartCount": 0}
@@ -190,7 +190,7 @@ def test_g24_an_image_that_nobody_has_is_told_and_given_up_at_the_limit(
     message = told(world, "no-image", "PodsReady", "ImagePullFailed", within_s=CLUSTER_TELLS_S)
     assert said in message
     assert "Check that the image exists" in message
-    message = told(world, "no-image", "Failed", "PendingTimeout", within_s=45)
+    message = told(world, "no-image", "Failed", "PendingTimeout", within_s=90)
     assert "not found" in message
     eventually("its pod is gone", lambda: not world.pods("no-image"), 30)
 
@@ -199,13 +199,13 @@ def test_g24_a_device_that_no_node_has_is_told_with_what_there_is(world: Operato
     """G24: Unschedulable for hours without a word; here a reason in 15 s, and an end at the limit."""
     world.cluster.apply(
         session(
-            "npu", baseModelRef={"name": "tiny", "profile": "npu"}, limits={"pendingSeconds": 30}
+            "npu", baseModelRef={"name": "tiny", "profile": "npu"}, limits={"pendingSeconds": 60}
         )
     )
     message = told(world, "npu", "PodsReady", "ResourceNotOffered", within_s=CLUSTER_TELLS_S)
     assert "example.com/npu" in message
     assert "nvidia.com/gpu" in message
-    found = world.wait_reason("npu", "Failed", "PendingTimeout", seconds=60)
+    found = world.wait_reason("npu", "Failed", "PendingTimeout", seconds=90)
     assert "example.com/npu" in found["message"]
     eventually("its pod is gone", lambda: not world.pods("npu"), 15)
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gristmill_contracts import secrets
 from gristmill_contracts.http import Problem
 from gristmill_contracts.session import TrainingSession
-from gristmill_testing.cluster import Cluster, eventually
+from gristmill_testing.cluster import Cluster, crowding, eventually
 from gristmill_testing.fake_meter import FakeMeter
 from gristmill_testing.gateway_cluster import (
     CLUSTER_KEY,
@@ -29,7 +29,8 @@ from gristmill_testing.gateway_cluster import (
 from gristmill_testing.loopback_server import serve
 from gristmill_testing.sdk_loop import batch
 
-HOLD_S = 1.0
+HOLD_S = min(8.0, 2.0 * crowding())
+"""How long the gateways hold a submit: long enough for what happens meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +109,14 @@ def test_the_sdk_survives_a_pod_that_is_away_and_comes_back_elsewhere(
 ) -> None:
     """Away for several times the hold: the client's submits are held, told to try again, and go through."""
     tenant, client = training
-    assert client.forward_backward(batch()).result(timeout=30) is not None
+    assert client.forward_backward(batch()).result(timeout=300) is not None
     world.withdraw(tenant, "run-1")
     with later(4 * HOLD_S, lambda: world.serve(tenant, "run-1", attempt=2)):
         began = time.monotonic()
         passed = client.forward_backward(batch())
         stepped = client.optim_step(sdk.AdamParams(learning_rate=0.001))
-        assert stepped.result(timeout=60) is not None
-        assert passed.result(timeout=60) is not None
+        assert stepped.result(timeout=300) is not None
+        assert passed.result(timeout=300) is not None
         assert time.monotonic() - began > 3 * HOLD_S
 
 
@@ -188,7 +189,7 @@ def test_a_poll_that_hangs_at_a_dead_pod_moves_on_with_its_session(world: Gatewa
         with later(0.3, lambda: world.serve(tenant, "run-1", attempt=2)):
             statuses = {client.get_training_operation_result(**which)["status"] for _ in range(8)}
         assert "Completed" in statuses
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 10 * crowding()
 
 
 def test_a_submit_of_a_session_that_fails_meanwhile_is_refused_at_once(
@@ -302,10 +303,10 @@ def test_the_sdk_survives_a_pod_that_is_away_for_a_minute(
 ) -> None:
     """A node lost and a pod started elsewhere takes about that long."""
     tenant, client = training
-    assert client.forward_backward(batch()).result(timeout=30) is not None
+    assert client.forward_backward(batch()).result(timeout=300) is not None
     world.withdraw(tenant, "run-1")
     with later(60, lambda: world.serve(tenant, "run-1", attempt=2)):
         passed = client.forward_backward(batch())
         stepped = client.optim_step(sdk.AdamParams(learning_rate=0.001))
-        assert stepped.result(timeout=120) is not None
-        assert passed.result(timeout=120) is not None
+        assert stepped.result(timeout=300) is not None
+        assert passed.result(timeout=300) is not None

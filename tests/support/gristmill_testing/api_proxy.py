@@ -59,7 +59,9 @@ class Seen:
     """One request. `status` 0 = no answer reached the client."""
 
     line: str
+    came: float
     at: float
+    """When it was over."""
     fault: str
     status: int
     agent: str
@@ -111,12 +113,13 @@ class ApiProxy:
                 return fault
         return None
 
-    def _note(self, line: str, fault: Fault | None, status: int, agent: str) -> None:
+    def _note(self, line: str, came: float, fault: Fault | None, status: int, agent: str) -> None:
         with self.lock:
             name = "" if fault is None else fault.kind
-            self.seen.append(Seen(line, time.monotonic(), name, status, agent))
+            self.seen.append(Seen(line, came, time.monotonic(), name, status, agent))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        came = time.monotonic()
         line = f"{request.method} {request.path_qs}"
         if request.method == "POST":
             line += f" #{_name_in(await request.read())}"
@@ -128,7 +131,7 @@ class ApiProxy:
             answer = await self._answer(request, fault, watch=watch)
             status = answer.status
         finally:
-            self._note(line, fault, status, agent)
+            self._note(line, came, fault, status, agent)
         return answer
 
     async def _answer(

@@ -22,6 +22,8 @@ from gristmill_testing.cluster import PROGRAM, UP_S, Cluster, Level
 FIXTURES: dict[str, Level] = {"control_cluster": "control", "node_cluster": "node"}
 REQUIRED = "GRISTMILL_CLUSTER_REQUIRED"
 FAILURE_LINES_MAX = 40
+TEST_S = 900
+"""For a test that names no limit: a whole Kubernetes on a crowded machine takes its time."""
 
 
 def why_not() -> str | None:
@@ -119,6 +121,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if levels_of(item):
             item.add_marker("cluster")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TEST_S))
     named = os.environ.get("GRISTMILL_CLUSTER_DIR")
     found = running(Path(named)) if named else None
     if found is not None:

@@ -275,11 +275,7 @@ class GatewayCluster:
         return SessionUid(meta.get("annotations", {}).get(labels.SESSION_ID) or meta["uid"])
 
     def write_status(self, tenant: str, name: str, **status: Any) -> None:
-        patch = json.dumps({"status": status})
-        self.cluster.kubectl(
-            "patch", "trainingsession", name, f"--namespace=gm-{tenant}", "--subresource=status",
-            "--type=merge", f"--patch={patch}",
-        )  # fmt: skip
+        self.cluster.api.patch_status("trainingsessions", name, f"gm-{tenant}", status)
 
     def serve(self, tenant: str, name: str, attempt: int = 1, url: str = "") -> SessionUid:
         """The attempt serves at the fake meter: what the operator writes then."""

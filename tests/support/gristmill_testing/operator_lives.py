@@ -1,8 +1,6 @@
 """Whole lives of many sessions side by side, and what may be left of them."""
 
 import json
-import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,28 +16,8 @@ NAMESPACE = "gm-acme"
 SOON_S = 5.0
 """How soon somebody is told of bad input."""
 RANKS = 2
-CROWDED_MAX = 30.0
 AWAY = (OSError, HTTPException, ApiError)
 """What a look at an API server that is on its way back may raise."""
-
-
-def crowding() -> float:
-    """How many want each processor, in the last minute; 1 where none has to wait."""
-    load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    return min(CROWDED_MAX, max(1.0, load / processors))
-
-
-def patiently(what: str, probe: Callable[[], Any], seconds: float, every: float = 0.5) -> Any:
-    """`eventually`, in seconds of a machine that has nothing else to do: on a crowded one they are longer."""
-    began = time.monotonic()
-    while True:
-        value = probe()
-        if value:
-            return value
-        waited = time.monotonic() - began
-        if waited > seconds * crowding():
-            raise AssertionError(f"not within {waited:.0f} s: {what}; last seen: {value!r}")
-        time.sleep(every)
 
 
 def settle(world: OperatorWorld, **settings: str) -> None:
@@ -51,7 +29,7 @@ def settle(world: OperatorWorld, **settings: str) -> None:
             each.kill()  # one that hangs, too
         world.operators.clear()
         started = world.start_operator(**settings)
-        patiently("it leads", lambda: _leads(started), START_S)
+        eventually("it leads", lambda: _leads(started), START_S)
     if world.cluster.objects("trainingsessions", NAMESPACE):
         clear(world)
 
@@ -90,7 +68,7 @@ def live(world: OperatorWorld, names: list[str]) -> None:
     )  # fmt: skip
     wait_all(world, wanted, "Stopped", attempt=2)
     cluster.kubectl("delete", "trainingsessions", "--all", place, "--wait=false", timeout=120)
-    patiently(
+    eventually(
         "all sessions are gone", lambda: not cluster.objects("trainingsessions", NAMESPACE), 90
     )
 
@@ -116,7 +94,7 @@ def wait_all(world: OperatorWorld, names: set[str], state: str, attempt: int) ->
         return not last
 
     try:
-        patiently(f"{state}, attempt {attempt}", probe, 90)
+        eventually(f"{state}, attempt {attempt}", probe, 90)
     except AssertionError:
         raise AssertionError(
             f"not {state}, attempt {attempt}: {json.dumps(last, indent=1)}"
@@ -175,7 +153,7 @@ def wait_served(
         return not late
 
     try:
-        patiently("all serve", served, seconds)
+        eventually("all serve", served, seconds)
     except AssertionError as error:
         raise AssertionError(f"{error}; late: {late}") from None
 
@@ -190,7 +168,7 @@ def _stands(found: Json | None) -> tuple[str, str]:
 def clear(world: OperatorWorld) -> None:
     place = f"--namespace={NAMESPACE}"
     world.cluster.kubectl("delete", "trainingsessions", "--all", place, "--wait=false", timeout=90)
-    patiently("no session", lambda: not world.cluster.objects("trainingsessions", NAMESPACE), 90)
+    eventually("no session", lambda: not world.cluster.objects("trainingsessions", NAMESPACE), 90)
 
 
 def told(

@@ -9,13 +9,17 @@ CLASS = "waiting"
 
 
 def make_volumes(
-    cluster: Cluster, count: int, prefix: str = "waiting", mode: str = "Immediate"
+    cluster: Cluster,
+    count: int,
+    prefix: str = "waiting",
+    mode: str = "Immediate",
+    size: str = "1Gi",
 ) -> None:
-    """`count` volumes of 1 GiB, of the default storage class, which this makes.
+    """`count` volumes of the size, of the default storage class, which this makes.
 
     mode: WaitForFirstConsumer = bound when a pod that uses the claim is scheduled.
     """
-    made = [_storage_class(mode), *(_volume(f"{prefix}-{number}") for number in range(count))]
+    made = [_storage_class(mode), *(_volume(f"{prefix}-{number}", size) for number in range(count))]
     cluster.apply("\n---\n".join(json.dumps(each) for each in made), timeout=300)
 
 
@@ -32,14 +36,14 @@ def _storage_class(mode: str) -> dict[str, Any]:  # Any: JSON
     }
 
 
-def _volume(name: str) -> dict[str, Any]:  # Any: JSON
+def _volume(name: str, size: str) -> dict[str, Any]:  # Any: JSON
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {"name": name},
         "spec": {
             "storageClassName": CLASS,
-            "capacity": {"storage": "1Gi"},
+            "capacity": {"storage": size},
             "accessModes": ["ReadWriteOnce"],
             "hostPath": {"path": f"/var/tmp/{name}"},
         },
