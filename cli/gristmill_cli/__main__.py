@@ -9,6 +9,7 @@ from gristmill_cli.commands import (
     estimate,
     keys,
     models,
+    reconcile,
     resources,
     status,
     up,
@@ -37,6 +38,7 @@ app.command()(estimate.estimate)
 app.command()(status.status)
 app.command("doctor", hidden=True)(status.status)
 app.add_typer(budget.app, name="budget")
+app.add_typer(reconcile.app, name="reconcile")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 

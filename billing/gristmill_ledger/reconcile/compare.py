@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import msgspec
-
 from gristmill_contracts import limits
 from gristmill_contracts.reconciliation import (
     NOTHING,
@@ -53,7 +51,7 @@ class Difference:
             self.pair, self.kind, self.tenant, self.session, self.subject,
             self.delta.operations, *self.delta.tokens,
         )  # fmt: skip
-        return hashlib.sha256(msgspec.msgpack.encode(identity)).hexdigest()[:32]
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

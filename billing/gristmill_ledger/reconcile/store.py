@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, Select, func, select
 
+from gristmill_contracts import limits
 from gristmill_contracts.errors import ConflictError
 from gristmill_ledger import checks
 from gristmill_ledger.database import insert_or_skip
@@ -17,6 +18,9 @@ from gristmill_ledger.schema import reconcile as tables
 
 OURSELVES: Final = "ledger"
 """Who decided on a hold that came to its end."""
+
+FIGURE_MAX: Final = limits.RESOURCE_INTEGER_MAX
+"""Tokens of a difference are kept up to this: sums of them stay exact."""
 
 _run, _diff, _decision = tables.recon_run.c, tables.recon_diff.c, tables.recon_decision.c
 _hold = budgets.reservation_resolution.c
@@ -91,7 +95,9 @@ def record(
 
 
 def _row(found: Difference, run: Run) -> dict[str, object]:
-    prefill, cached_prefill, sample, train = found.delta.tokens
+    prefill, cached_prefill, sample, train = (
+        max(-FIGURE_MAX, min(FIGURE_MAX, each)) for each in found.delta.tokens
+    )
     return {
         "id": found.id,
         "run": run.id,
