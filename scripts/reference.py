@@ -1,7 +1,7 @@
 """Write the generated pages of docs/reference from the code; --check only compares.
 
 limits.md from gristmill_contracts.limits, errors.md from its tree of errors, settings.md from each
-process's settings class, metrics.md from gristmill_contracts.metrics and what makes them,
+process's settings class, metrics.md from gristmill_contracts.metric_shapes and what makes them,
 cli.md from the commands. The text is what stands below each name in the code.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from pydantic_core import PydanticUndefined
 
-from gristmill_contracts import errors, limits, metrics
+from gristmill_contracts import errors, limits, metric_shapes, metrics
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
 NOTE = "This page is made from the code by `make docs`.\n"
@@ -132,67 +132,40 @@ def settings_page() -> str:
 
 # --- metrics -------------------------------------------------------------------------------------
 
-METRIC_PACKAGES = (
-    "operator/gristmill_operator",
-    "gateway/gristmill_gateway",
-    "billing/gristmill_meter",
-    "billing/gristmill_ledger",
-    "worker/gristmill_worker",
-    "cli/gristmill_cli",
-)
-METRIC_KINDS = {
-    "Counter": "counter",
-    "_counter": "counter",
-    "Gauge": "gauge",
-    "_gauge": "gauge",
-    "GaugeMetricFamily": "gauge",
-    "Histogram": "histogram",
-    "_histogram": "histogram",
+METRIC_PACKAGES = {
+    "operator": "operator/gristmill_operator",
+    "gateway": "gateway/gristmill_gateway",
+    "meter": "billing/gristmill_meter",
+    "ledger": "billing/gristmill_ledger",
+    "worker": "worker/gristmill_worker",
 }
 
 
-def metrics_in(source: str) -> Iterator[str]:
-    """A row for every call that makes a metric, in order."""
+def metric_texts(source: str) -> Iterator[tuple[str, str]]:
+    """(name, what it means) of every call that makes a metric: its name from the contract, and a text, come first."""
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        called = node.func
-        name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
-        if name not in METRIC_KINDS or len(node.args) < 2:
+        if not isinstance(node, ast.Call) or len(node.args) < 2:
             continue
         constant, text = node.args[:2]
         if not isinstance(constant, ast.Attribute) or not isinstance(text, ast.Constant):
             continue
-        shown_name = getattr(metrics, constant.attr)
-        listed = ", ".join(f"`{label}`" for label in labels_of(node))
-        yield f"| `{shown_name}` | {METRIC_KINDS[name]} | {listed} | {text.value} |\n"
-
-
-def labels_of(call: ast.Call) -> list[str]:
-    """The labels in a call that makes a metric: a list, or strings one by one."""
-    given = [*call.args[2:], *(word.value for word in call.keywords if word.arg == "labels")]
-    names = [
-        part for each in given for part in (each.elts if isinstance(each, ast.List) else [each])
-    ]
-    return [
-        part.value
-        for part in names
-        if isinstance(part, ast.Constant) and isinstance(part.value, str)
-    ]
+        if hasattr(metrics, constant.attr):
+            yield getattr(metrics, constant.attr), str(text.value)
 
 
 def metrics_page() -> str:
     parts = [
-        "# Metrics\n\nEvery process answers `/metrics` in Prometheus' text format. Labels come from "
-        f"configuration alone, never from a session, a user or a request. {NOTE}"
+        "# Metrics\n\nEvery process answers `/metrics` in Prometheus' text format. No label is a session, a user or a "
+        "request. Tenants, models and budgets come from configuration; past 200 of them the rest is `other`, and "
+        f"`{metrics.LABEL_OVERFLOW}` counts it. {NOTE}"
     ]
-    for folder in METRIC_PACKAGES:
-        paths = sorted((FOLDER.parents[1] / folder).rglob("*.py"))
-        rows = [row for path in paths for row in metrics_in(path.read_text())]
-        if rows:
-            part = folder.rpartition("_")[2]
-            parts.append(f"\n## {part}\n\n{table('name', 'kind', 'labels', 'meaning')}")
-            parts += rows
+    for part, shapes in metric_shapes.SHAPES.items():
+        paths = sorted((FOLDER.parents[1] / METRIC_PACKAGES[part]).rglob("*.py"))
+        texts = dict(pair for path in paths for pair in metric_texts(path.read_text()))
+        parts.append(f"\n## {part}\n\n{table('name', 'kind', 'labels', 'meaning')}")
+        for name, shape in shapes.items():
+            listed = ", ".join(f"`{label}`" for label in shape.labels)
+            parts.append(f"| `{name}` | {shape.kind} | {listed} | {texts[name]} |\n")
     return "".join(parts)
 
 

@@ -5,21 +5,20 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gristmill_contracts import limits
 from gristmill_contracts import metrics as names
 from gristmill_contracts.budgets import TOKENS
+from gristmill_contracts.label_values import OTHER, LabelValues
 from gristmill_contracts.units import PICO_PER_UNIT
 from gristmill_ledger.budgets.decide import Figures
 
 LABELS: Final = ("tenant", "budget", "unit")
-OTHER: Final = "other"
 REASONS: Final = ("suspended", "drained", "decided")
 
 
 class BudgetMetrics:
     """Money is told in units of its currency."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tenants: LabelValues) -> None:
         self.limit = Gauge(names.BUDGET_LIMIT, "Limit of a budget", LABELS, registry=registry)
         self.posted = Gauge(
             names.BUDGET_POSTED,
@@ -58,25 +57,31 @@ class BudgetMetrics:
             "Usage events of which a part was not held when they came",
             registry=registry,
         )
-        self._tenants: set[str] = set()
+        self._tenants = tenants
 
     def denied(self, tenant: str, reason: str) -> None:
         """Tenants over the cap share a series."""
-        if len(self._tenants) < limits.METRIC_LABEL_VALUES_MAX:
-            self._tenants.add(tenant)
-        self.denials.labels(tenant if tenant in self._tenants else OTHER, reason).inc()
+        self.denials.labels(self._tenants.shown(tenant), reason).inc()
 
     def crossed(self, percent: int) -> None:
         self.thresholds.labels(str(percent)).inc()
 
     def show(self, budgets: Iterable[Figures]) -> None:
-        """Bring the gauges up to date; a budget that is not among them has no series any more."""
-        for gauge in (self.limit, self.posted, self.reserved):
+        """Bring the gauges up to date; a budget that is not among them has no series any more.
+
+        Those of tenants over the cap are added up, by unit.
+        """
+        gauges = (self.limit, self.posted, self.reserved)
+        for gauge in gauges:
             gauge.clear()
+        sums: dict[tuple[str, str, str], list[int]] = {}
         for each in budgets:
             tenant, _, name = each.budget.partition("/")
-            labels = (tenant, name, each.unit)
-            per_unit = 1 if each.unit == TOKENS else PICO_PER_UNIT
-            self.limit.labels(*labels).set(each.limit / per_unit)
-            self.posted.labels(*labels).set((each.posted + each.late_posted) / per_unit)
-            self.reserved.labels(*labels).set((each.reserved + each.suspense) / per_unit)
+            label = self._tenants.shown(tenant)
+            key = (label, name if label == tenant else OTHER, each.unit)
+            found = (each.limit, each.posted + each.late_posted, each.reserved + each.suspense)
+            sums[key] = [a + b for a, b in zip(sums.get(key, (0, 0, 0)), found, strict=True)]
+        for key, amounts in sums.items():
+            per_unit = 1 if key[2] == TOKENS else PICO_PER_UNIT
+            for gauge, amount in zip(gauges, amounts, strict=True):
+                gauge.labels(*key).set(amount / per_unit)

@@ -5,6 +5,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gristmill_contracts import metrics as names
+from gristmill_contracts.label_values import LabelValues
 from gristmill_ledger.budget_metrics import BudgetMetrics
 from gristmill_ledger.rating_metrics import RatingMetrics
 from gristmill_ledger.recon_metrics import ReconMetrics
@@ -15,7 +16,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.budgets = BudgetMetrics(self.registry)
+        self.label_overflow = Counter(
+            names.LABEL_OVERFLOW,
+            'Label values counted as "other"',
+            ["label"],
+            registry=self.registry,
+        )
+        tenants = LabelValues(self.label_overflow.labels("tenant").inc)
+        self.budgets = BudgetMetrics(self.registry, tenants)
+        self.rating = RatingMetrics(self.registry, tenants)
         self.recon = ReconMetrics(self.registry)
         self._count_usage()
         self._count_inbox()
@@ -50,7 +59,6 @@ class Metrics:
             "Usage events stored with something odd about them",
             registry=self.registry,
         )
-        self.rating = RatingMetrics(self.registry)
         self.log_lost = Counter(
             names.LEDGER_LOG_LOST,
             "Registrations of a log that is older than what it was acknowledged for",

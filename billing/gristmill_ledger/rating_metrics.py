@@ -6,11 +6,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gristmill_contracts import limits
 from gristmill_contracts import metrics as names
+from gristmill_contracts.label_values import LabelValues
 from gristmill_contracts.units import PICO_PER_UNIT
 
-OTHER: Final = "other"
 LOOK_AGAIN_S: Final = 15.0
 """How old the costs may be: adding them up reads the sums of all tenants."""
 Costs = Mapping[tuple[str, str], int]
@@ -20,7 +19,7 @@ Costs = Mapping[tuple[str, str], int]
 class RatingMetrics:
     """Costs are in units of their currency: for panels of trends. Bills read the ledger."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tenants: LabelValues) -> None:
         self.unpriced = Counter(
             names.LEDGER_UNPRICED_EVENTS,
             "Usage events rated without an amount, for a token had no price",
@@ -35,11 +34,7 @@ class RatingMetrics:
             ["tenant", "currency"],
             registry=registry,
         )
-        self.label_overflow = Counter(
-            names.LABEL_OVERFLOW, 'Label values counted as "other"', ["label"], registry=registry
-        )
-        self._tenants: set[str] = set()
-        self._others: set[str] = set()
+        self._tenants = tenants
         self._looked_at = float("-inf")
 
     @property
@@ -51,19 +46,8 @@ class RatingMetrics:
         self._looked_at = time.monotonic()
         shown: dict[tuple[str, str], int] = {}
         for (tenant, currency), pico in sorted(costs.items(), key=lambda item: -item[1]):
-            label = (self._label(tenant), currency)
+            label = (self._tenants.shown(tenant), currency)
             shown[label] = shown.get(label, 0) + pico
         self.cost.clear()
         for labels, pico in shown.items():
             self.cost.labels(*labels).set(pico / PICO_PER_UNIT)
-
-    def _label(self, tenant: str) -> str:
-        if tenant in self._tenants:
-            return tenant
-        if len(self._tenants) < limits.METRIC_LABEL_VALUES_MAX:
-            self._tenants.add(tenant)
-            return tenant
-        if tenant not in self._others:
-            self._others.add(tenant)
-            self.label_overflow.labels("tenant").inc()
-        return OTHER

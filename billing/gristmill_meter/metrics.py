@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from gristmill_contracts import limits
 from gristmill_contracts import metrics as names
+from gristmill_contracts.label_values import LabelValues
 from gristmill_meter import frames
 from gristmill_meter.frames import Frame
 from gristmill_meter.records import Record, SessionState
@@ -16,7 +16,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._seen: dict[str, set[str]] = {"tenant": set(), "model": set()}
         self.tokens = Counter(
             names.METER_TOKENS,
             "Tokens settled by this process",
@@ -26,7 +25,7 @@ class Metrics:
         self.operations = Counter(
             names.METER_OPERATIONS,
             "Operations that ended, by outcome",
-            ["tenant", "model", "operation", "outcome"],
+            ["tenant", "op", "outcome"],
             registry=self.registry,
         )
         self.label_overflow = Counter(
@@ -35,6 +34,8 @@ class Metrics:
             ["label"],
             registry=self.registry,
         )
+        self._tenants = LabelValues(self.label_overflow.labels("tenant").inc)
+        self._models = LabelValues(self.label_overflow.labels("model").inc)
         self.replayed = Counter(
             names.METER_REPLAYED_OPERATIONS,
             "Operations fed to a worker again after it was lost",
@@ -69,8 +70,7 @@ class Metrics:
 
     def operation_ended(self, state: SessionState, record: Record) -> None:
         self.operations.labels(
-            self._capped("tenant", state.tenant),
-            self._capped("model", state.model),
+            self._tenants.shown(state.tenant),
             record.kind or "refused",
             record.state.lower(),
         ).inc()
@@ -81,19 +81,11 @@ class Metrics:
         if not settles or not state.events or state.events[-1][0] != state.frames:
             return
         counts = state.events[-1][1].counts
-        tenant, model = self._capped("tenant", state.tenant), self._capped("model", state.model)
+        tenant, model = self._tenants.shown(state.tenant), self._models.shown(state.model)
         for token_type in ("prefill", "cached_prefill", "sample", "train"):
             amount = getattr(counts, token_type)
             if amount:
                 self.tokens.labels(tenant, model, token_type).inc(amount)
-
-    def _capped(self, label: str, value: str) -> str:
-        seen = self._seen[label]
-        if value in seen or len(seen) < limits.METRIC_LABEL_VALUES_MAX:
-            seen.add(value)
-            return value
-        self.label_overflow.labels(label).inc()
-        return "other"
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -36,6 +36,8 @@ WEIGHT_DECAY_MAX: Final = 1.0
 GRAD_CLIP_NORM_MAX: Final = 100.0
 LORA_PLUS_RATIO_MIN: Final = 1.0
 LORA_PLUS_RATIO_MAX: Final = 100.0
+TARGETS_PER_TOKEN_MAX: Final = 1024
+LOSS_BETA_MAX: Final = 100.0
 TEMPERATURE_MAX: Final = 2.0
 LORA_RANK_MAX: Final = 256
 LORA_ALPHA_MAX: Final = 65_536
@@ -203,13 +205,17 @@ CHAIN_LOOK_S: Final = 5.0
 """How often a ledger looks for an hour to sign and for new rows to verify."""
 CHAIN_PAGE_ROWS: Final = 2000
 """Rows that are verified, or exported, at a time."""
+CHAIN_PAGE_BUSY_ROWS: Final = 250
+"""Rows that a ledger verifies behind its writers at a time, where somebody waits for the database."""
+CHAIN_BUSY_PAUSE_S: Final = 0.01
+"""How long it lets them go first then."""
 PRICES_PER_BOOK_MAX: Final = 10_000
 EXPLAIN_PAGE_MAX: Final = 5_000
 RERATE_HOURS_MAX: Final = 200
 """Hours of a tenant that one call rates again; the caller goes on from there."""
 RATING_TENANTS_MAX: Final = 100
 """Tenants whose usage one transaction rates."""
-RATING_ROWS_MAX: Final = 5_000
+RATING_ROWS_MAX: Final = 2_000
 """Usage rows that one transaction rates where nobody waits for the database."""
 RATING_ROWS_BUSY_MAX: Final = 250
 """The same where others wait: rating must not hold them up."""
@@ -273,6 +279,8 @@ CLOCK_SKEW_S_MAX: Final = 300
 # --- metrics -------------------------------------------------------------------------------------
 METRIC_LABEL_VALUES_MAX: Final = 200
 """Tenants, and models, with a series of their own in one process; the rest is "other"."""
+METRIC_OTHER_VALUES_MAX: Final = 100_000
+"""Values that share the series "other" and are remembered, so that each is counted once."""
 
 if ARTIFACT_PART_BYTES * 10_000 < ARTIFACT_BYTES_MAX:
     raise AssertionError("S3 takes at most 10,000 parts of one file")

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, bindparam, or_, select
+from sqlalchemy import Connection, Double, Row, and_, bindparam, cast, func, or_, select
 
 from gristmill_contracts import limits
 from gristmill_ledger.budgets.decide import Figures
@@ -48,11 +48,17 @@ _MANY: Final = (
     .where(_budget.id.in_(bindparam("budgets", expanding=True)))
 )
 _ONE: Final = select(*_COLUMNS).select_from(_JOINED).where(_budget.id == bindparam("budget"))
+# Of a sum of integers the database might make more than it holds.
+_filled = func.coalesce(
+    (cast(_period.posted, Double) + cast(_period.late_posted, Double))
+    / func.nullif(_terms.amount, 0),
+    0.0,
+)
 _SHOWN: Final = (
     select(*_COLUMNS)
     .select_from(_JOINED)
     .where(_budget.scope_type.in_(("tenant", "project")), _terms.amount.is_not(None))
-    .order_by(_budget.id)
+    .order_by(_filled.desc(), _budget.id)
     .limit(limits.METRIC_LABEL_VALUES_MAX)
 )
 _LOCK_TERMS: Final = (
@@ -109,7 +115,9 @@ def seen_all(connection: Connection, budgets: Collection[str], at_us: int) -> di
 
 
 def shown(connection: Connection, at_us: int) -> list[Figures]:
-    """Those that have series of their own: the first of tenants and projects, for sessions have no labels."""
+    """Those that have series: of tenants and projects, for sessions have no labels; the fullest ones, where
+    they are too many, for somebody may have to act on them.
+    """
     return [_seen(row, at_us) for row in connection.execute(_SHOWN, {"at_us": at_us})]
 
 
