@@ -51,14 +51,18 @@ def tensor(
 class Datum(msgspec.Struct, frozen=True, array_like=True):
     """N input tokens (int64, shape (N,)) and loss inputs whose first axis has length N.
 
-    The server never shifts: position i is scored against `target_tokens[i]`.
+    The server never shifts: position i is scored against `target_tokens[i]`. cross_entropy also takes
+    K targets a token, `target_tokens` and `weights` (N, K); or as many as each token has:
+    `target_rows` int64 (N + 1,) tells where a token's own begin and end in `target_tokens` (M,) and
+    `weights` (M,), from 0 to M.
     """
 
     tokens: Tensor
     loss_inputs: dict[str, Tensor]
 
 
-LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
+LossName = Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "dpo"]
+"""What the engine knows; a wire offers those that its own specification names."""
 
 
 class Forward(msgspec.Struct, frozen=True, kw_only=True, tag="forward"):
@@ -183,9 +187,10 @@ Operation = TrainOperation | SampleOperation
 class ForwardResult(msgspec.Struct, frozen=True, kw_only=True, tag="forward"):
     """Answer of forward and forward_backward.
 
-    outputs[i]["logprobs"]: float32 (N_i,), log-probability of each target, all positions.
+    outputs[i]["logprobs"]: float32, log-probability of each target, in the shape of `target_tokens`.
     metrics: plain floats. Always: `loss_sum`, `datums`, `tokens`. RL losses also: `ratio_mean`,
-    `clip_fraction`, `kl_q_p_mean` (mean of q - p over positions whose weight is not 0).
+    `clip_fraction`, `kl_q_p_mean` (mean of q - p over positions whose weight is not 0). dpo also:
+    `pair_accuracy`, `margin_mean`, `chosen_reward_mean`, `rejected_reward_mean`.
     """
 
     outputs: list[dict[str, Tensor]]

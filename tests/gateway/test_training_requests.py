@@ -197,6 +197,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("null", None, "request.operationConfig is required"),
     ("no loss", {"forward": {"datumList": [datum()]}}, "operationConfig.forward.lossFnName is required"),
     ("unknown loss", a_pass(datum(), loss="dpo"), "lossFnName is 'dpo'"),
+    ("a loss of the engine alone", a_pass(rl_datum(), loss="dro"), "lossFnName is 'dro'"),
+    ("sparse targets", a_pass(datum(target_rows=tensor_data([0, 1, 2, 3], "int64"))), "'target_rows' is not supported"),
     ("loss is a number", a_pass(datum(), loss=3), "lossFnName is 3"),  # type: ignore[arg-type]
     ("no datums", a_pass(), "datumList has 0 elements"),
     ("too many datums", a_pass(*[datum()] * 1025), "datumList has 1025 elements"),

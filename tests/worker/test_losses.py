@@ -10,6 +10,7 @@ from torch import Tensor
 from gristmill_contracts.operations import Forward
 from gristmill_worker.head import Head
 from gristmill_worker.losses import LOSSES
+from gristmill_worker.losses.dpo import judge_pairs
 from gristmill_worker.losses.terms import TokenTerms
 from gristmill_worker.train import _score_rows
 
@@ -39,6 +40,9 @@ def terms(name: str, config: dict[str, float], **changes: list[float]) -> TokenT
         ("ppo", NARROW, None, 0.200691, [0, 0.5, -1.213061, 2.013753]),
         ("cispo", {}, None, 3.06, [-1.2, 0.5, -1.6, 1.2]),
         ("cispo", NARROW, None, 3.43, [-1.1, 0.5, -1.8, 1.1]),
+        ("dro", {"beta": 0.05}, None, 3.8195, [-0.99, 0.5, -2.025, 1.035]),
+        # beta alone weighs the step away: m = 0 leaves out all of token 0, -p A + .025 * .2^2 = .501.
+        ("dro", {"beta": 0.05}, [0.0, 1, 1, 1], 3.8195 - 0.501, [0, 0.5, -2.025, 1.035]),
         # The client's surrogate of C = sum p^2 is cross-entropy with w = -dC/dp.
         ("cross_entropy", {}, [1.0, 2, 4, 0.4], 0.5 + 2 + 8 + 0.08, [-1, -2, -4, -0.4]),
     ],
@@ -55,12 +59,12 @@ def test_value_and_slope(
     assert found.coefficient[:, 0].tolist() == pytest.approx(slope, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro"])
 @pytest.mark.parametrize("config", [{}, NARROW])
 def test_the_slope_is_the_derivative_of_the_value(name: str, config: dict[str, float]) -> None:
     """Against autograd on the formulas, the clipped ratio of cispo held constant."""
-    if name == "importance_sampling":
-        config = {}
+    if name in ("importance_sampling", "dro"):
+        config = {"beta": 0.3} if name == "dro" else {}
     p = column(P).requires_grad_()
     q, advantage = column(Q), column(ADVANTAGES)
     ratio = torch.exp(p - q)
@@ -69,6 +73,7 @@ def test_the_slope_is_the_derivative_of_the_value(name: str, config: dict[str, f
         "importance_sampling": -(ratio * advantage),
         "ppo": -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage),
         "cispo": -(ratio.clamp(low, high).detach() * advantage * p),
+        "dro": -(advantage * p - 0.15 * (p - q).square()),
     }[name].sum()
     (expected,) = torch.autograd.grad(loss, p)
     found = terms(name, config)
@@ -76,17 +81,53 @@ def test_the_slope_is_the_derivative_of_the_value(name: str, config: dict[str, f
     assert float(found.value.sum()) == pytest.approx(float(loss.detach()), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo"])
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "dro"])
 @pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan])
 def test_a_weight_of_zero_hides_what_is_not_finite(name: str, broken: float) -> None:
+    config = {"beta": 0.05} if name == "dro" else {}
     found = terms(
-        name, {}, weights=[0.0, 1, 1, 1], logprobs=[broken, *Q[1:]],
+        name, config, weights=[0.0, 1, 1, 1], logprobs=[broken, *Q[1:]],
         advantages=[broken, *ADVANTAGES[1:]],
     )  # fmt: skip
-    clean = terms(name, {}, weights=[0.0, 1, 1, 1])
+    clean = terms(name, config, weights=[0.0, 1, 1, 1])
     assert torch.equal(found.value, clean.value)
     assert torch.equal(found.coefficient, clean.coefficient)
     assert found.sums["ratio"] == clean.sums["ratio"]
+
+
+def test_preferences_of_one_pair() -> None:
+    """Sums of -3 and -4 against references of -3.5 and -3.8, beta .1."""
+    chosen, rejected = torch.tensor([-1.0, -2.0]), torch.tensor([-4.0, -7.0])
+    references = [torch.tensor([-1.5, -2.0]), torch.tensor([-3.8, math.nan])]
+    weights = [torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0])]
+    found = judge_pairs([chosen, rejected], weights, references, {"beta": 0.1})
+    assert found.metrics["loss_sum"] == pytest.approx(0.658760, abs=1e-6)
+    # The weights of a cross-entropy are minus its slopes.
+    slopes = [[-w for w in each.tolist()] for each in found.weights]
+    assert slopes[0] == pytest.approx([-0.048251, -0.048251], abs=1e-6)
+    assert slopes[1] == pytest.approx([0.048251, 0], abs=1e-6)
+    assert found.metrics["margin_mean"] == pytest.approx(0.07)
+    assert found.metrics["chosen_reward_mean"] == pytest.approx(0.05)
+    assert found.metrics["rejected_reward_mean"] == pytest.approx(-0.02)
+    assert found.metrics["pair_accuracy"] == 1
+
+
+def test_preferences_have_the_slope_of_their_value() -> None:
+    """Two pairs with weights of their own, against autograd; the mean is over pairs."""
+    generator = torch.Generator().manual_seed(4)
+
+    def draw(count: int) -> list[Tensor]:
+        return [-torch.rand(size, generator=generator).double() for size in (3, 2, 4, 1)[:count]]
+
+    p, w, ref = [each.requires_grad_() for each in draw(4)], draw(4), draw(4)
+    sums = [(w_i * (p_i - r_i)).sum() for p_i, w_i, r_i in zip(p, w, ref, strict=True)]
+    margins = torch.stack([sums[0] - sums[1], sums[2] - sums[3]]) * 0.7
+    loss = -torch.nn.functional.logsigmoid(margins).mean()
+    expected = torch.autograd.grad(loss, p)
+    found = judge_pairs([each.detach() for each in p], w, ref, {"beta": 0.7})
+    assert found.metrics["loss_sum"] == pytest.approx(float(loss.detach()), abs=1e-12)
+    for weight, slope in zip(found.weights, expected, strict=True):
+        assert torch.allclose(-weight.double(), slope, atol=1e-7)
 
 
 def test_cross_entropy_through_the_logits() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gristmill_contracts.errors import GristmillError, OperationFailedError
 from gristmill_contracts.http import Problem
 from gristmill_contracts.operations import Datum, Forward, ForwardBackward, ForwardResult
+from gristmill_worker import pairs
 from gristmill_worker.adapter import Adapter, gradient_views
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.batch import MicroBatch, plan
@@ -18,6 +19,7 @@ from gristmill_worker.losses import LOSSES
 from gristmill_worker.losses.terms import TokenTerms
 from gristmill_worker.problems import error_of, problem_of, translated
 from gristmill_worker.shares import shares
+from gristmill_worker.targets import dense, sparse_again
 from gristmill_worker.team import Team
 from gristmill_worker.tensors import from_torch, to_torch
 
@@ -80,7 +82,7 @@ def forward(
     base: BaseModel, adapter: Adapter, op: Forward, budget: int, team: Team
 ) -> ForwardResult:
     """Score the datums. Changes nothing."""
-    return _result(op, team.gather(_attempt(base, adapter, op, budget, team=team, scratch=None)))
+    return _whole(base, adapter, op, budget, team=team, scratch=None)
 
 
 def forward_backward(
@@ -88,15 +90,37 @@ def forward_backward(
 ) -> tuple[ForwardResult, Tensor]:
     """The result and the request's gradient, flat float32. Raises OperationFailedError if not finite."""
     scratch = torch.zeros_like(adapter.weights)
-    result = _result(
-        op, team.gather(_attempt(base, adapter, op, budget, team=team, scratch=scratch))
-    )
+    result = _whole(base, adapter, op, budget, team=team, scratch=scratch)
     team.sum(scratch)
     if not bool(torch.isfinite(scratch).all()):
         raise OperationFailedError(
             "the gradient is not finite; nothing was accumulated, check advantages and weights"
         )
     return result, scratch
+
+
+def _whole(
+    base: BaseModel,
+    adapter: Adapter,
+    op: Forward | ForwardBackward,
+    budget: int,
+    *,
+    team: Team,
+    scratch: Tensor | None,
+) -> ForwardResult:
+    """The result of all ranks' shares; each rank's own part of the gradient in `scratch`."""
+
+    def run(operation: Forward | ForwardBackward, into: Tensor | None) -> ForwardResult:
+        part = _attempt(base, adapter, operation, budget, team=team, scratch=into)
+        return _result(operation, team.gather(part))
+
+    if op.loss == "dpo":
+        scored = run(pairs.scoring(op), None)
+        judged = pairs.judged(op, scored)
+        if scratch is not None:
+            run(judged.pulling, scratch)
+        return judged.result
+    return run(op, scratch)
 
 
 def _attempt(
@@ -111,7 +135,7 @@ def _attempt(
     """This rank's share. A failure is a value: the other ranks must hear of it."""
     mine = shares([datum.tokens.size for datum in op.datums], team.world)[team.rank]
     try:
-        return _run(base, adapter, op, budget, scratch=scratch, mine=mine)
+        return _run(base, adapter, dense(op), budget, scratch=scratch, mine=mine)
     except Exception as error:
         if team.alone:
             raise
@@ -133,10 +157,8 @@ def _result(op: Forward | ForwardBackward, parts: list[Part]) -> ForwardResult:
     metrics = tally.metrics()
     metrics["datums"] = float(len(op.datums))
     metrics["tokens"] = float(sum(datum.tokens.size for datum in op.datums))
-    named = [
-        {key: from_torch(value) for key, value in outputs[index].items()}
-        for index in range(len(op.datums))
-    ]
+    ordered = sparse_again(op.datums, [outputs[index] for index in range(len(op.datums))])
+    named = [{key: from_torch(value) for key, value in each.items()} for each in ordered]
     return ForwardResult(outputs=named, metrics=metrics)
 
 

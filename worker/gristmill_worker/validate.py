@@ -1,6 +1,7 @@
 """What an operation must satisfy before anything runs. The first fault is named with datum and key."""
 
 import math
+from itertools import pairwise
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import InvalidRequestError
@@ -17,7 +18,7 @@ from gristmill_contracts.operations import (
     Tensor,
 )
 from gristmill_worker.facts import ModelFacts
-from gristmill_worker.losses import CONFIG_KEYS, INPUT_KEYS, REQUIRED_INPUTS
+from gristmill_worker.losses import CONFIG_KEYS, INPUT_KEYS, REQUIRED_CONFIG, REQUIRED_INPUTS
 
 
 def check_operation(operation: Operation, facts: ModelFacts) -> None:
@@ -26,6 +27,10 @@ def check_operation(operation: Operation, facts: ModelFacts) -> None:
         _check_config(operation.loss, operation.loss_config)
         if not operation.datums:
             raise InvalidRequestError("the operation has no datums; send at least one")
+        if operation.loss == "dpo" and len(operation.datums) % 2:
+            raise InvalidRequestError(
+                f"dpo has {len(operation.datums)} datums; send pairs, each chosen one before its rejected one"
+            )
         for index, datum in enumerate(operation.datums):
             check_datum(index, datum, operation.loss, facts)
     elif isinstance(operation, OptimStep):
@@ -63,19 +68,50 @@ def check_datum(index: int, datum: Datum, loss: LossName, facts: ModelFacts) -> 
     missing = [key for key in REQUIRED_INPUTS[loss] if key not in datum.loss_inputs]
     if missing:
         raise InvalidRequestError(f"{where}: {loss} needs {', '.join(missing)}")
+    shapes = _input_shapes(datum, loss)
     for key, value in datum.loss_inputs.items():
-        _check_input(where, key, value, datum, loss)
+        _check_input(where, key, value, shapes.get(key, (length,)))
+    _check_width(where, datum, loss)
     _check_ids(f"{where}: target_tokens", datum.loss_inputs["target_tokens"], facts)
 
 
-def _check_input(where: str, key: str, value: Tensor, datum: Datum, loss: LossName) -> None:
+def _input_shapes(datum: Datum, loss: LossName) -> dict[str, tuple[int, ...]]:
+    """Of those inputs that need not hold one value for each token."""
+    length, targets = datum.tokens.size, datum.loss_inputs["target_tokens"].shape
+    if "target_rows" in datum.loss_inputs:
+        flat = targets[:1]
+        return {"target_rows": (length + 1,), "target_tokens": flat, "weights": flat}
+    if loss != "cross_entropy" or len(targets) != 2 or targets[1] == 0:
+        return {}
+    wide = (length, targets[1])
+    return {"target_tokens": wide, "weights": wide}
+
+
+def _check_width(where: str, datum: Datum, loss: LossName) -> None:
+    """How many targets a token has; sparse ones in rows from 0 to the number of targets."""
+    targets, sparse = datum.loss_inputs["target_tokens"], datum.loss_inputs.get("target_rows")
+    width = targets.shape[1] if len(targets.shape) == 2 else 1
+    if sparse is not None:
+        if loss != "cross_entropy":
+            raise InvalidRequestError(f"{where}: {loss} takes one target a token, no target_rows")
+        rows = [int(entry) for entry in sparse.tolist()]
+        sizes = [end - start for start, end in pairwise(rows)]
+        if rows[0] != 0 or rows[-1] != targets.size or min(sizes) < 0:
+            raise InvalidRequestError(
+                f"{where}: target_rows must rise from 0 to the number of targets, {targets.size}"
+            )
+        width = max(sizes)
+    if width > limits.TARGETS_PER_TOKEN_MAX:
+        raise InvalidRequestError(
+            f"{where}: a token has {width} targets; send at most {limits.TARGETS_PER_TOKEN_MAX}"
+        )
+
+
+def _check_input(where: str, key: str, value: Tensor, expected: tuple[int, ...]) -> None:
     if key not in INPUT_KEYS:
         raise InvalidRequestError(f"{where}: unknown loss input {key}; known: {INPUT_KEYS}")
-    _check_layout(f"{where}: {key}", value, "int64" if key == "target_tokens" else "float32")
-    length, targets = datum.tokens.size, datum.loss_inputs["target_tokens"].shape
-    wide = loss == "cross_entropy" and len(targets) == 2 and targets[1] > 0
-    expected = targets if wide and key in ("target_tokens", "weights") else (length,)
-    if value.shape != expected or value.shape[0] != length:
+    _check_layout(f"{where}: {key}", value, "int64" if key.startswith("target_") else "float32")
+    if value.shape != expected:
         raise InvalidRequestError(f"{where}: {key} has shape {value.shape}, not {expected}")
     if key == "weights" and not all(map(math.isfinite, value.tolist())):
         raise InvalidRequestError(f"{where}: weights holds a value that is not finite")
@@ -105,6 +141,14 @@ def _check_config(loss: LossName, config: dict[str, float]) -> None:
     unknown = [key for key in config if key not in CONFIG_KEYS[loss]]
     if unknown:
         raise InvalidRequestError(f"{loss} does not take {', '.join(unknown)} in its loss config")
+    missing = [key for key in REQUIRED_CONFIG.get(loss, ()) if key not in config]
+    if missing:
+        raise InvalidRequestError(f"{loss} needs {', '.join(missing)} in its loss config")
+    beta, pairs = config.get("beta", 1.0), config.get("pairs", 1.0)
+    if not 0 <= beta <= limits.LOSS_BETA_MAX:
+        raise InvalidRequestError(f"beta is {beta}; it must lie in [0, {limits.LOSS_BETA_MAX}]")
+    if not (math.isfinite(pairs) and pairs >= 1):
+        raise InvalidRequestError(f"pairs is {pairs}; it is the number of pairs in all requests")
     low = config.get("clip_low_threshold", 0.0)
     high = config.get("clip_high_threshold", max(low, 1.0))
     if not (math.isfinite(low) and math.isfinite(high) and 0 <= low <= high):

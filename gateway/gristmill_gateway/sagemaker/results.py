@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from gristmill_contracts.http import OperationView
+from gristmill_contracts.metric_names import sagemaker_name
 from gristmill_contracts.operations import (
     ComputeLogprobsResult,
     ForwardResult,
@@ -41,12 +42,6 @@ MEMBERS: Final = {
     "compute_logprobs": "computeLogprobs",
     "load_weights_for_sampling": "loadWeightsForSampling",
 }
-METRICS: Final = {
-    "tokens": "global_token_num",
-    "kl_q_p_mean": "actor/ppo_kl",
-    "clip_fraction": "actor/pg_clipfrac",
-}
-"""Ours -> verl's names, which this wire uses. `actor/` and our own name for all others."""
 
 
 def training_answer(view: OperationView, scope: Scope) -> Shape:
@@ -106,7 +101,7 @@ def pass_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def _metrics(metrics: dict[str, float]) -> dict[str, float]:
-    named = {METRICS.get(name, f"actor/{name}"): value for name, value in metrics.items()}
+    named = {sagemaker_name(name): value for name, value in metrics.items()}
     return {name: value for name, value in named.items() if math.isfinite(value)}
 
 

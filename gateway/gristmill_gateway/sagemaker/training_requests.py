@@ -22,6 +22,7 @@ from gristmill_contracts.operations import (
     SaveWeights,
     TrainOperation,
 )
+from gristmill_contracts.optimizer_defaults import SAGEMAKER
 from gristmill_gateway.sagemaker.datums import REQUIRED_KEYS, read_datums
 from gristmill_gateway.sagemaker.documents import (
     Document,
@@ -142,13 +143,16 @@ def read_optim_step(value: object, path: str) -> OptimStep:
     )
     return OptimStep(
         learning_rate=rate,
-        beta1=read("beta1", 0.9, 0, limits.BETA_MAX),
-        beta2=read("beta2", 0.95, 0, limits.BETA_MAX),
-        eps=read("eps", 1e-8, limits.EPS_MIN, limits.EPS_MAX),
-        weight_decay=read("weightDecay", 0.0, 0, limits.WEIGHT_DECAY_MAX),
-        grad_clip_norm=read("gradClipNorm", 1.0, 0, limits.GRAD_CLIP_NORM_MAX),
+        beta1=read("beta1", SAGEMAKER.beta1, 0, limits.BETA_MAX),
+        beta2=read("beta2", SAGEMAKER.beta2, 0, limits.BETA_MAX),
+        eps=read("eps", SAGEMAKER.eps, limits.EPS_MIN, limits.EPS_MAX),
+        weight_decay=read("weightDecay", SAGEMAKER.weight_decay, 0, limits.WEIGHT_DECAY_MAX),
+        grad_clip_norm=read("gradClipNorm", SAGEMAKER.grad_clip_norm, 0, limits.GRAD_CLIP_NORM_MAX),
         lora_plus_lr_ratio=read(
-            "loraPlusLrRatio", 1.0, limits.LORA_PLUS_RATIO_MIN, limits.LORA_PLUS_RATIO_MAX
+            "loraPlusLrRatio",
+            SAGEMAKER.lora_plus_lr_ratio,
+            limits.LORA_PLUS_RATIO_MIN,
+            limits.LORA_PLUS_RATIO_MAX,
         ),
     )
 
