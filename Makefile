@@ -54,6 +54,11 @@ test: setup-model ## Every test that needs no cluster (10 to 15 minutes on 2 cor
 test-fast: setup ## Every test but the slow ones and those that start the whole thing
 	@$(PYTEST) -n $(WORKERS) -m "not slow and not e2e and not cluster" $(ARGS)
 
+.PHONY: test-gpu
+test-gpu: setup ## Where CUDA is: same bits in three runs, parity with the CPU, memory, table of speeds (some minutes)
+	@CUBLAS_WORKSPACE_CONFIG=:4096:8 $(PYTEST) tests/gpu -m gpu $(ARGS)
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/device_table.py
+
 .PHONY: lint
 lint: setup ## ruff: rules and format
 	@$(BIN)/ruff check $(CODE)
@@ -119,6 +124,14 @@ fuzz: setup ## Random requests at every route of the gateway: no 5xx, no hang
 .PHONY: bench-engine
 bench-engine: setup ## Our worker against plain transformers + PEFT (ARGS="MODEL_FOLDER ...")
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/engine_vs_peft.py $(ARGS)
+
+.PHONY: soak
+soak: setup ## 10,000 operations at one worker: does its memory grow, does it get slower (ARGS="--operations 500")
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/soak.py $(ARGS)
+
+.PHONY: bench-decode
+bench-decode: setup ## Sampling against transformers + PEFT, and what batch-invariant sampling costs (ARGS="MODEL_FOLDER ...")
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/engine_decode.py $(ARGS)
 
 .PHONY: bench-overhead
 bench-overhead: setup ## What gateway and meter add to an operation

@@ -123,6 +123,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     started_us: int
     at_us: int
     lease: str = ""
+    cached_tokens: int = 0
+    """Of the prompt: counted as cached_prefill."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):

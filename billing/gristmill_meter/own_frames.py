@@ -2,7 +2,7 @@
 
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.http import Assignment, Problem
-from gristmill_contracts.usage import Counts
+from gristmill_contracts.operations import stream_counts
 from gristmill_meter.frames import Failed, Opened
 from gristmill_meter.records import Record
 
@@ -22,7 +22,9 @@ def cut(record: Record, why: str, now_us: int) -> Failed:
     """A stream that did not reach its end: billed at what was durable, if anything left."""
     counts = None
     if record.progress_tokens > 0:
-        counts = Counts(prefill=record.progress_prompt, sample=record.progress_tokens)
+        counts = stream_counts(
+            record.progress_prompt, record.progress_cached, record.progress_tokens
+        )
     message = f"the stream was cut after {record.progress_tokens} tokens: {why}"
     return Failed(
         stream="log",

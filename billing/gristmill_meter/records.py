@@ -59,6 +59,7 @@ class Record(msgspec.Struct, kw_only=True, array_like=True):
     claim_frame: int = 0
     progress_prompt: int = 0
     progress_tokens: int = 0
+    progress_cached: int = 0
 
     @property
     def key(self) -> Key:

@@ -181,6 +181,7 @@ def _end(state: SessionState, record: Record, how: OperationState, at_us: int) -
 def _progress(state: SessionState, frame: frames.Progress) -> list[Record]:
     record = state.records["log", frame.number]
     record.progress_prompt, record.progress_tokens = frame.prompt_tokens, frame.tokens
+    record.progress_cached = frame.cached_tokens
     record.started_us, record.lease = frame.started_us, frame.lease
     return []
 

@@ -16,9 +16,14 @@ from gristmill_contracts.errors import (
     UnavailableError,
 )
 from gristmill_contracts.http import Problem, StreamChunk, Submit
-from gristmill_contracts.operations import Sample, SampledSequence, SampleResult, tensor
+from gristmill_contracts.operations import (
+    Sample,
+    SampledSequence,
+    SampleResult,
+    stream_counts,
+    tensor,
+)
 from gristmill_contracts.reconciliation import STREAM_KIND, tally_of
-from gristmill_contracts.usage import Counts
 from gristmill_meter import frames
 from gristmill_meter.bank import Bank
 from gristmill_meter.link import WorkerLink
@@ -153,7 +158,9 @@ class TokenStream:
 
     def _check_reserved(self, chunk: StreamChunk) -> None:
         """A prompt that is longer than was reserved for: nothing of it has left, and nothing leaves."""
-        used = Counts(prefill=chunk.prompt_tokens, sample=len(self._tokens) + len(chunk.tokens))
+        used = stream_counts(
+            chunk.prompt_tokens, chunk.cached_tokens, len(self._tokens) + len(chunk.tokens)
+        )
         if not self.session.wallet.covers(self.record.key, used):
             raise BudgetExhaustedError(
                 f"the prompt has {chunk.prompt_tokens} tokens, more than the budgets afford"
@@ -177,6 +184,7 @@ class TokenStream:
                     started_us=self._started_us,
                     at_us=session.now_us(),
                     lease=session.wallet.lease_of(self.record.key),
+                    cached_tokens=chunk.cached_tokens,
                 )
             )
         else:
@@ -199,6 +207,7 @@ class TokenStream:
             prompt_logprobs=None,
             topk_prompt_logprobs=None,
             prompt_tokens=chunk.prompt_tokens,
+            cached_tokens=chunk.cached_tokens,
         )
         body, blob = session.log.make_body(
             f"log-{self.record.number}.result", msgspec.msgpack.encode(result)
@@ -208,7 +217,7 @@ class TokenStream:
                 stream="log",
                 number=self.record.number,
                 result=body,
-                counts=Counts(prefill=chunk.prompt_tokens, sample=len(self._tokens)),
+                counts=stream_counts(chunk.prompt_tokens, chunk.cached_tokens, len(self._tokens)),
                 index=0,
                 checksum=None,
                 fingerprint="",
@@ -258,6 +267,7 @@ def split_chunk(chunk: StreamChunk, tokens_max: int) -> list[StreamChunk]:
                 logprobs=chunk.logprobs[at : at + tokens_max],
                 text=chunk.text if last else "",
                 prompt_tokens=chunk.prompt_tokens,
+                cached_tokens=chunk.cached_tokens,
                 final=chunk.final if last else None,
             )
         )

@@ -16,7 +16,8 @@ meter -> worker (HTTP on a unix socket):
     POST /v1/sessions/{uid}/execute                Execute -> Executed
     POST /v1/sessions/{uid}/stream                 Execute of a Sample -> length-prefixed msgpack:
                                                    `StreamChunk`s, the last with `final`
-    POST /v1/sessions/{uid}/snapshot               -> Snapshotted
+    POST /v1/sessions/{uid}/snapshot               -> Snapshotted, once it is durable; operations that are sent
+                                                   meanwhile run, and are not in it
     DELETE /v1/sessions/{uid}                      -> Empty
 meter -> ledger (HTTP):
     POST /v1/producers                             RegisterProducer -> ProducerCursor
@@ -167,6 +168,8 @@ class StreamChunk(msgspec.Struct, kw_only=True):
     """The operation's number in stream `log`; set by the meter."""
     budget: Problem | None = None
     """With `final`: the stream was cut because a budget affords no more."""
+    cached_tokens: int = 0
+    """Of the prompt: read from the worker's prefix cache."""
 
 
 # --- meter and worker ----------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class CheckpointRef(msgspec.Struct, frozen=True, kw_only=True):
     """How the client named it (an ARN), for messages only."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int
     temperature: float
     """0 = argmax."""
@@ -139,6 +139,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sample i draws from the counter stream (seed, i). The gateway makes one where the client gave none."""
     stop: list[str] | None
     """Strings. None = the model's end tokens alone; a list: these as well as the end tokens."""
+    logprobs: Literal["raw", "processed"] = "raw"
+    """raw = of the model itself, at temperature 1, nothing truncated: comparable with `forward`.
+    processed = of the distribution that was drawn from: after temperature, top_k and top_p."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -227,19 +230,21 @@ class SampledSequence(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Tensor
     """int64 (M,). The stop token, if one ended it, is last."""
     logprobs: Tensor
-    """float32 (M,): raw, at temperature 1, nothing truncated."""
+    """float32 (M,): raw, unless `SamplingParams.logprobs` says processed."""
     stop_reason: Literal["stop", "length"]
     text: str | None
     """Decoded without special tokens, cut before a stop string; None unless asked for."""
 
 
-class SampleResult(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
+class SampleResult(msgspec.Struct, frozen=True, kw_only=True, tag="sample", omit_defaults=True):
     """prompt_logprobs: float32 (P,), entry 0 is NaN. topk[i]: (token id, logprob) rows, [] at 0."""
 
     sequences: list[SampledSequence]
     prompt_logprobs: Tensor | None
     topk_prompt_logprobs: list[list[tuple[int, float]]] | None
     prompt_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt: read from the worker's prefix cache, so that nothing was computed for them."""
 
 
 class ComputeLogprobsResult(msgspec.Struct, frozen=True, kw_only=True, tag="compute_logprobs"):
@@ -271,15 +276,24 @@ def count_before(operation: Operation) -> Counts:
 def count_result(operation: Operation, result: Result) -> Counts:
     """Tokens of a completed operation, from the request and the result alone.
 
-    sample: the prompt is prefilled once for the group; every further sequence hits the cache.
+    sample: the prompt is prefilled once for the group, less what the prefix cache held of it; every
+    further sequence hits the cache.
     """
     if isinstance(operation, Sample) and isinstance(result, SampleResult):
+        prefill = result.prompt_tokens - result.cached_tokens
         return Counts(
-            prefill=result.prompt_tokens,
-            cached_prefill=result.prompt_tokens * (operation.num_samples - 1),
+            prefill=prefill,
+            cached_prefill=result.prompt_tokens * operation.num_samples - prefill,
             sample=sum(sequence.tokens.size for sequence in result.sequences),
         )
     return count_before(operation)
+
+
+def stream_counts(prompt_tokens: int, cached_tokens: int, sampled: int) -> Counts:
+    """Of a stream so far: one continuation, `cached_tokens` of whose prompt came from the prefix cache."""
+    return Counts(
+        prefill=prompt_tokens - cached_tokens, cached_prefill=cached_tokens, sample=sampled
+    )
 
 
 def kind_of(operation: Operation) -> str:

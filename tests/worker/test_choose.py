@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gristmill_worker.chance import uniform
-from gristmill_worker.choose import distribution, pick
+from gristmill_worker.choose import BLOCK, distribution, draw, pick
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
 
@@ -55,6 +55,33 @@ def test_a_draw_never_takes_what_was_cut_off() -> None:
     weights = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64).expand(3, -1)
     draws = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
     assert pick(weights, draws).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("vocabulary", [4, BLOCK - 1, BLOCK, 3 * BLOCK + 7])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+def test_the_fast_draw_takes_the_token_that_the_target_falls_into(
+    vocabulary: int, temperature: float
+) -> None:
+    """Within float32's rounding of the weights, at a grid of targets with both ends."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(1, vocabulary, generator=generator)
+    targets = [at / 500 for at in range(500)] + [1 - 2**-53]
+    draws = torch.tensor(targets, dtype=torch.float64)
+    cumulative = distribution(logits, temperature, -1, 1.0)[0].cumsum(0)
+    found = draw(logits.expand(len(targets), -1), temperature, draws)
+    for target, token in zip(targets, found.tolist(), strict=True):
+        before = float(cumulative[token - 1]) if token else 0.0
+        assert before - 1e-5 <= target <= float(cumulative[token]) + 1e-5
+
+
+def test_the_fast_draw_never_takes_what_has_no_weight() -> None:
+    """First, middle and last tokens without weight, over several blocks; a temperature that underflows."""
+    logits = torch.full((3, 3 * BLOCK), -torch.inf)
+    logits[:, BLOCK + 5] = 1.0
+    draws = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert draw(logits, 1.0, draws).tolist() == [BLOCK + 5] * 3
+    sharp = torch.tensor([[30.0, 29.0, 2.0]]).expand(3, -1)
+    assert draw(sharp, 1e-40, draws).tolist() == [0, 0, 0]
 
 
 def test_frequencies_follow_the_distribution() -> None:

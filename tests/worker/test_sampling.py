@@ -1,7 +1,7 @@
 """Sampling: agreement with training, seeds, ends, texts and scores."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from gristmill_contracts.operations import (
 from gristmill_testing.local_runner import Client, datum, load, make_runner, ref
 from gristmill_testing.tiny_models import build_tiny_mistral
 from gristmill_worker import sampler
-from gristmill_worker.base_model import BaseModel
+from gristmill_worker.base_model import BaseModel, Part
+from gristmill_worker.groups import Group, Row
+from gristmill_worker.scheduler import Capacity
 from gristmill_worker.text import Detokenizer
 
 PROMPT = [5, 6, 7, 8]
+Asked = Sequence[tuple[Group, Row]]
 FAMILIES = ("llama", "qwen2", "mistral", "gpt2", "falcon")
 
 
@@ -113,9 +116,9 @@ def test_a_sample_depends_on_its_own_index_alone(client: Client) -> None:
     assert [ids(s) for s in many.sequences[:2]] == [ids(s) for s in few.sequences]
 
 
-def test_large_groups_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_groups_take_turns(client: Client) -> None:
     whole = client.sample(num_samples=7, max_tokens=5)
-    monkeypatch.setattr(sampler, "DECODE_ROWS_MAX", 3)
+    client.runner.sampler.capacity = Capacity(rows_max=3)
     parts = client.sample(num_samples=7, max_tokens=5)
     assert [ids(s) for s in whole.sequences] == [ids(s) for s in parts.sequences]
 
@@ -123,16 +126,21 @@ def test_large_groups_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch
 def test_one_prefill_serves_all_samples(
     client: Client, llama: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    widths: list[tuple[int, ...]] = []
-    real = llama.hidden_cached
+    widths: list[tuple[str, int]] = []
+    prefill, decode = llama.prefill, llama.decode
 
-    def watched(tokens: torch.Tensor, cache: object) -> torch.Tensor:
-        widths.append(tuple(tokens.shape))
-        return real(tokens, cache)
+    def watched_prefill(tokens: torch.Tensor, cache: object) -> torch.Tensor:
+        widths.append(("prompt", len(tokens)))
+        return prefill(tokens, cache)
 
-    monkeypatch.setattr(llama, "hidden_cached", watched)
+    def watched_decode(parts: Sequence[Part]) -> torch.Tensor:
+        widths.append(("step", sum(len(part.tokens) for part in parts)))
+        return decode(parts)
+
+    monkeypatch.setattr(llama, "prefill", watched_prefill)
+    monkeypatch.setattr(llama, "decode", watched_decode)
     client.sample(num_samples=4, max_tokens=3)
-    assert widths == [(1, 4), (4, 1), (4, 1)]
+    assert widths == [("prompt", 4), ("step", 4), ("step", 4)]
 
 
 def test_temperature_zero_is_the_argmax_with_its_own_logprob(
@@ -165,10 +173,10 @@ def test_logprobs_are_raw_whatever_the_temperature(client: Client) -> None:
 def forced(base: BaseModel, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     """Make every row produce these tokens, one after another."""
 
-    def choose(logits: torch.Tensor, _op: object, live: list[sampler.Row]) -> torch.Tensor:
-        return torch.tensor([tokens[len(row.tokens)] for row in live])
+    def choose(_logits: torch.Tensor, asked: Asked) -> torch.Tensor:
+        return torch.tensor([tokens[len(row.tokens)] for _, row in asked])
 
-    monkeypatch.setattr(sampler, "_choose", choose)
+    monkeypatch.setattr(sampler, "choose", choose)
 
 
 def encode(base: BaseModel, text: str) -> list[int]:
@@ -225,12 +233,12 @@ def test_rows_end_on_their_own(
 ) -> None:
     """Row i ends after i + 1 tokens; the others go on with their own cache and score as in training."""
 
-    def choose(logits: torch.Tensor, _op: object, live: list[sampler.Row]) -> torch.Tensor:
+    def choose(_logits: torch.Tensor, asked: Asked) -> torch.Tensor:
         return torch.tensor(
-            [2 if len(row.tokens) == row.sample else 20 + 7 * row.sample for row in live]
+            [2 if len(row.tokens) == row.sample else 20 + 7 * row.sample for _, row in asked]
         )
 
-    monkeypatch.setattr(sampler, "_choose", choose)
+    monkeypatch.setattr(sampler, "choose", choose)
     result = client.sample(num_samples=5)
     assert [len(ids(s)) for s in result.sequences] == [1, 2, 3, 4, 5]
     for sequence in result.sequences:

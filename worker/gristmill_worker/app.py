@@ -13,9 +13,11 @@ from prometheus_client import generate_latest
 from gristmill_contracts import http as messages
 from gristmill_contracts.errors import GristmillError, InvalidRequestError
 from gristmill_contracts.http import CONTENT_TYPE, Execute, OpenSession, StreamChunk
+from gristmill_contracts.operations import Sample
 from gristmill_worker.engine import Engine
 from gristmill_worker.problems import problem_of, status_of
 from gristmill_worker.runner import Runner
+from gristmill_worker.stream import TokenStream
 
 T = TypeVar("T")
 
@@ -26,6 +28,7 @@ CHUNK_LENGTH: Final = struct.Struct("<I")
 def make_app(engine: Engine) -> FastAPI:
     app = FastAPI(openapi_url=None)
     app.state.engine = engine
+    app.state.one_snapshot = asyncio.Lock()
     app.add_exception_handler(GristmillError, _problem)
     app.get("/healthz")(_healthz)
     app.get("/readyz")(_readyz)
@@ -91,11 +94,19 @@ async def _open(uid: str, request: Request) -> Response:
 
 async def _execute(uid: str, request: Request) -> Response:
     body = await _body(request, Execute)
+    if isinstance(body.operation, Sample) and not body.skip:
+        done = _engine(request).sample(uid, body)
+        # Shielded, as in _submit.
+        return _answer(await asyncio.shield(asyncio.wrap_future(done)))
     return _answer(await _submit(request, lambda runner: runner.execute(uid, body)))
 
 
 async def _snapshot(uid: str, request: Request) -> Response:
-    return _answer(await _submit(request, lambda runner: runner.snapshot(uid)))
+    """Answered once it is durable. The engine works on meanwhile; the next snapshot waits for its turn."""
+    # Not even copied before: memory holds one copy of one session.
+    async with request.app.state.one_snapshot:
+        written = await _submit(request, lambda runner: runner.snapshot(uid))
+        return _answer(await asyncio.shield(asyncio.wrap_future(written)))
 
 
 async def _close(uid: str, request: Request) -> Response:
@@ -106,7 +117,9 @@ async def _close(uid: str, request: Request) -> Response:
 async def _stream(uid: str, request: Request) -> Response:
     body = await _body(request, Execute)
     relay = _Relay(asyncio.get_running_loop())
-    done = _engine(request).submit(lambda runner: runner.stream(uid, body, relay.emit))
+    done = _engine(request).sample(
+        uid, body, lambda runner: TokenStream(runner.base, body.operation, relay.emit)
+    )
     done.add_done_callback(lambda _: relay.close())
     first = await relay.chunks.get()
     if first is None:  # it ended without a chunk: the request itself was refused

@@ -1,8 +1,9 @@
 """The frozen base model of a worker: what every path of running it offers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from gristmill_worker.adapter import Adapter, Layout
 from gristmill_worker.facts import ModelFacts
-from gristmill_worker.head import Head
+from gristmill_worker.head import ROWS_MIN, Head
 from gristmill_worker.lora import LayerGradient
 from gristmill_worker.runs import Run
 
@@ -28,6 +29,26 @@ class Cache(Protocol):
     def copy(self) -> "Cache":
         """Another one that grows on its own."""
 
+    def release(self) -> None:
+        """Nobody will need it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Rows of a decode step that share a cache and an adapter (None: the base alone)."""
+
+    adapter: Adapter | None
+    tokens: Tensor
+    """(b,) each row's newest token."""
+    cache: Any  # Any: a Cache of the model's own kind
+
+
+class LayersKept(Protocol):
+    """Decides how much of a training pass stays in memory."""
+
+    def layers(self, table: Sequence[Run], rank: int) -> int:
+        """How many layers keep what their backward pass needs; the others run again there."""
+
 
 class BaseModel(ABC):
     """Weights never change. `selected` names the adapter (None: the base alone) of what runs inside."""
@@ -39,6 +60,15 @@ class BaseModel(ABC):
     """Whether the linear layers keep their weights as (in, out)."""
     mode = ""
     """How its kernels run, where that may change the last bits."""
+    block: int | None = None
+    """Prompts are run in blocks of this many tokens; None = as a whole. A whole block can be kept and
+    used again: the numbers of later ones are the same either way."""
+    retries = False
+    """Whether a decode step that failed half-way can be run again."""
+    invariant = False
+    """Whether a row's numbers may not depend on who shares its batch. Set once, after loading."""
+    keeper: LayersKept | None = None
+    """None = every layer keeps all. The generic path has no other way."""
 
     def __init__(
         self,
@@ -86,9 +116,33 @@ class BaseModel(ABC):
     def hidden_packed(self, tokens: Tensor, table: tuple[Run, ...]) -> Tensor:
         """(T,) tokens of the table's segments, one after another -> (T, h)."""
 
+    @property
     @abstractmethod
-    def new_cache(self) -> Cache:
-        """For one row, empty."""
+    def position_bytes(self) -> int:
+        """Of one token's keys and values in all layers."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(B, h) of a decode step -> (B, V) float32."""
+        if not self.invariant:
+            return self.head.decode_logits(hidden)
+        tiles = [self.head.logits(rows) for rows in hidden.split(ROWS_MIN)]
+        return torch.cat(tiles)
+
+    @abstractmethod
+    def new_cache(self, room: int = 0) -> Cache:
+        """For one row, empty. `room`: positions of its prompt, where they are known."""
+
+    @abstractmethod
+    def prefill(self, tokens: Tensor, cache: Any) -> Tensor:  # Any: a Cache of its own kind
+        """(n,) next tokens of a prompt, behind those in `cache` -> (n, h). The adapter is selected."""
+
+    @abstractmethod
+    def begin(self, cache: Any, rows: int) -> Cache:  # Any: a Cache of its own kind
+        """The cache of `rows` continuations of a prompt that has been run."""
+
+    @abstractmethod
+    def decode(self, parts: Sequence[Part]) -> Tensor:
+        """One step of all rows -> (B, h), in their order. Selects the adapters itself."""
 
     @abstractmethod
     def hidden_cached(self, tokens: Tensor, cache: Any) -> Tensor:  # Any: a Cache of its own kind

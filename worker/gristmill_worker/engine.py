@@ -1,10 +1,11 @@
-"""The engine thread: loads the model, then runs work one piece at a time, first come first served."""
+"""The engine thread: loads the model, then runs one piece at a time: of work, first come first served, or
+of sampling, whose batch all samples share. The scheduler says which."""
 
-import contextlib
 import logging
 import os
 import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,18 +14,25 @@ from typing import Final, TypeVar
 import torch
 
 from gristmill_contracts.errors import OverloadedError, UnavailableError
-from gristmill_contracts.http import WorkerStatus
+from gristmill_contracts.http import Execute, Executed, WorkerStatus
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.checkpoints import Checkpoints
 from gristmill_worker.counters import WorkerMetrics
 from gristmill_worker.cpu_quota import thread_count
+from gristmill_worker.devices import prepare_device
 from gristmill_worker.disk import HostDisk
 from gristmill_worker.fingerprint import fingerprint
 from gristmill_worker.loading import load_base_model
 from gristmill_worker.orders import Finish
+from gristmill_worker.prefixes import Prefixes
 from gristmill_worker.problems import translated
+from gristmill_worker.room import Room, room_on
 from gristmill_worker.runner import Runner
+from gristmill_worker.sampler import Sampler
+from gristmill_worker.scheduler import Capacity, Shares
 from gristmill_worker.settings import WorkerSettings
+from gristmill_worker.sizes import sizes_of
+from gristmill_worker.stream import TokenStream
 from gristmill_worker.team import Team, TeamLostError
 
 log = logging.getLogger(__name__)
@@ -34,6 +42,7 @@ T = TypeVar("T")
 WORK_QUEUED_MAX: Final = 4096
 TEAM_LOST: Final = 70
 """Exit status when another rank is gone: the whole team starts anew."""
+MIB: Final = 2**20
 LOAD_RETRY_S: Final = 2.0
 """Pause before a model that could not be loaded is tried again."""
 
@@ -49,7 +58,12 @@ class Engine:
         self.runner: Runner | None = None
         self.failure = ""
         self.stopping = threading.Event()
-        self.work: queue.Queue[Callable[[], None] | None] = queue.Queue(WORK_QUEUED_MAX)
+        self.work: queue.Queue[Callable[[], None]] = queue.Queue(WORK_QUEUED_MAX)
+        self.arrivals: queue.Queue[Callable[[], None]] = queue.Queue(WORK_QUEUED_MAX)
+        """Samples that have not joined the batch yet."""
+        self.rung = threading.Event()
+        """Set whenever there may be something to do."""
+        self.shares = Shares()
         self.thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     @property
@@ -62,16 +76,13 @@ class Engine:
     def stop(self, timeout_s: float) -> None:
         """Finish what runs, drop what waits. The thread dies with the process if it takes longer."""
         self.stopping.set()
-        with contextlib.suppress(queue.Full):
-            self.work.put_nowait(None)
+        self.rung.set()
         if self.runner is not None:  # else it waits for other ranks or for a model: nothing to lose
             self.thread.join(timeout_s)
 
     def submit(self, work: Callable[[Runner], T]) -> "Future[T]":
         """Raises UnavailableError before the model is loaded, OverloadedError on a full queue."""
-        runner = self.runner
-        if runner is None:
-            raise UnavailableError(self.failure or "the worker is still loading its model")
+        runner = self._loaded()
         done: Future[T] = Future()
 
         def run() -> None:
@@ -82,11 +93,39 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - whoever waits gets it
                 done.set_exception(translated(error))
 
+        self._put(self.work, run)
+        return done
+
+    def sample(
+        self, uid: str, call: Execute, tokens: Callable[[Runner], TokenStream] | None = None
+    ) -> "Future[Executed]":
+        """Hand in a sample; it joins the batch between two decode steps. Raises as `submit` does."""
+        runner = self._loaded()
+        if runner.sampler.count >= WORK_QUEUED_MAX:
+            raise OverloadedError(f"{WORK_QUEUED_MAX} samples wait already")
+        done: Future[Executed] = Future()
+        done.set_running_or_notify_cancel()
+
+        def begin() -> None:
+            try:
+                runner.begin(uid, call, done.set_result, None if tokens is None else tokens(runner))
+            except Exception as error:  # noqa: BLE001 - whoever waits gets it
+                done.set_exception(translated(error))
+
+        self._put(self.arrivals, begin)
+        return done
+
+    def _loaded(self) -> Runner:
+        if self.runner is None:
+            raise UnavailableError(self.failure or "the worker is still loading its model")
+        return self.runner
+
+    def _put(self, where: "queue.Queue[Callable[[], None]]", piece: Callable[[], None]) -> None:
         try:
-            self.work.put_nowait(run)
+            where.put_nowait(piece)
         except queue.Full:
             raise OverloadedError(f"{WORK_QUEUED_MAX} pieces of work wait already") from None
-        return done
+        self.rung.set()
 
     def status(self) -> WorkerStatus:
         runner = self.runner
@@ -120,14 +159,33 @@ class Engine:
             timeout_s=self.settings.team_timeout_s,
         )  # fmt: skip
         self.runner = self._load_until_done()
-        while not self.stopping.is_set():
-            work = self.work.get()
-            if work is not None:
-                work()
-            self.metrics.queued.set(self.work.qsize())
+        while self.runner is not None and not self.stopping.is_set():
+            self._turn(self.runner)
         if self.runner is not None:
+            self.runner.sampler.drop(None, UnavailableError("the worker is being stopped"))
             self.runner.snapshot_all()
             self.team.tell(Finish())
+
+    def _turn(self, runner: Runner) -> None:
+        """One piece of whoever's turn it is; waits where nobody has any."""
+        while not self.arrivals.empty():
+            self.arrivals.get_nowait()()
+        side = self.shares.next(work=not self.work.empty(), sampling=runner.sampler.busy)
+        if side is None:
+            self.rung.wait()
+            self.rung.clear()
+            return
+        began = time.monotonic()
+        if side == "work":
+            self.work.get_nowait()()
+            waits = runner.sampler.busy or not self.arrivals.empty()
+        else:
+            runner.sampler.turn()
+            waits = not self.work.empty()
+        self.shares.ran(side, time.monotonic() - began, other_waits=waits)
+        if not (runner.sampler.busy or not self.arrivals.empty()):
+            self.shares.sampling_ended()
+        self.metrics.queued.set(self.work.qsize() + runner.sampler.count)
 
     def _load_until_done(self) -> Runner | None:
         """The runner; None once told to stop. A model folder may come back: a volume mounted late."""
@@ -161,19 +219,36 @@ class Engine:
             token_budget=settings.token_budget,
             snapshots_kept=settings.snapshots_kept,
             team=self.team,
-        )
+            room=Room(
+                sizes_of(base), budget=settings.token_budget, packed=base.packed,
+                world=self.team.world, available=room_on(base.device),
+                kv_bytes_max=settings.kv_cache_mib * MIB,
+            ),
+            sampler=new_sampler(base, settings),
+        )  # fmt: skip
+
+
+def new_sampler(base: BaseModel, settings: WorkerSettings) -> Sampler:
+    capacity = Capacity(
+        positions_max=settings.kv_cache_mib * MIB // base.position_bytes,
+        adapters_max=settings.adapters_cached,
+    )
+    return Sampler(base, capacity, Prefixes(base, settings.prefix_cache_mib * MIB))
 
 
 def load_base(settings: WorkerSettings) -> BaseModel:
     """Set torch up as the settings say, and load the base model. The same on every rank."""
     torch.set_num_threads(thread_count(settings.threads))
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    return load_base_model(
+    device = _device(settings.device)
+    prepare_device(device)
+    base = load_base_model(
         settings.model_dir,
         dtype=getattr(torch, settings.dtype),
-        device=_device(settings.device),
+        device=device,
         path=settings.path,
     )
+    base.invariant = settings.batch_invariant
+    return base
 
 
 def backend(settings: WorkerSettings) -> str:

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_worker import attention
 from gristmill_worker.adapter import Adapter
-from gristmill_worker.base_model import BaseModel
+from gristmill_worker.base_model import BaseModel, Part
 from gristmill_worker.facts import ModelFacts
 from gristmill_worker.head import make_head
 from gristmill_worker.lora import LayerGradient, LoraLinear, Slot
@@ -44,6 +44,28 @@ class GenericCache:
 
     def copy(self) -> "GenericCache":
         return GenericCache(copy.deepcopy(self.inner))
+
+    def release(self) -> None:
+        self.inner = None
+
+
+class LonelyRows:
+    """A cache for each row, so that no row's numbers depend on another's."""
+
+    def __init__(self, rows: list[GenericCache]) -> None:
+        self.rows = rows
+
+    def repeat(self, rows: int) -> None:
+        raise ValueError(f"these are rows of their own; {rows} more cannot be made")
+
+    def select(self, at: Tensor) -> None:
+        self.rows = [self.rows[index] for index in at.tolist()]
+
+    def copy(self) -> "LonelyRows":
+        return LonelyRows([row.copy() for row in self.rows])
+
+    def release(self) -> None:
+        self.rows = []
 
 
 class GenericModel(BaseModel):
@@ -113,8 +135,40 @@ class GenericModel(BaseModel):
         states: Tensor = out.last_hidden_state
         return states
 
-    def new_cache(self) -> GenericCache:
+    @property
+    def position_bytes(self) -> int:
+        """By the config, as most families name it; a few of them hold less."""
+        config = self.model.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", 1)
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        hidden = getattr(config, "hidden_size", self.head.weight.shape[1])
+        size = getattr(config, "head_dim", None) or hidden // heads
+        layers: int = getattr(config, "num_hidden_layers", 1)
+        return int(2 * layers * kv_heads * size * self.dtype.itemsize)
+
+    def new_cache(self, room: int = 0) -> GenericCache:
         return GenericCache(DynamicCache(config=self.model.config))
+
+    def prefill(self, tokens: Tensor, cache: Any) -> Tensor:
+        return self.hidden_cached(tokens[None], cache)[0]
+
+    def begin(self, cache: GenericCache, rows: int) -> GenericCache | LonelyRows:
+        if self.invariant:
+            return LonelyRows([cache.copy() for _ in range(rows)])
+        cache.repeat(rows)
+        return cache
+
+    def decode(self, parts: Sequence[Part]) -> Tensor:
+        """transformers runs one cache at a time."""
+        found = []
+        for part in parts:
+            with self.selected(part.adapter):
+                if isinstance(part.cache, LonelyRows):
+                    pairs = zip(part.tokens, part.cache.rows, strict=True)
+                    found += [self.hidden_cached(token.view(1, 1), own)[0] for token, own in pairs]
+                else:
+                    found.append(self.hidden_cached(part.tokens[:, None], part.cache)[:, 0])
+        return torch.cat(found)
 
 
 def load_generic(

@@ -6,6 +6,7 @@ Every method runs on the engine's one thread, one at a time.
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from gristmill_contracts.errors import GristmillError, NotFoundError, ReplayDivergedError
 from gristmill_contracts.http import (
@@ -13,8 +14,8 @@ from gristmill_contracts.http import (
     Executed,
     OpenedSession,
     OpenSession,
+    Problem,
     Snapshotted,
-    StreamChunk,
 )
 from gristmill_contracts.operations import (
     ComputeLogprobs,
@@ -36,9 +37,13 @@ from gristmill_worker.base_model import BaseModel
 from gristmill_worker.checkpoints import Checkpoints
 from gristmill_worker.counters import WorkerMetrics
 from gristmill_worker.disk import Disk
+from gristmill_worker.groups import Group, new_rows, prompt_tokens
 from gristmill_worker.orders import Forget, Run, adoption
+from gristmill_worker.prefixes import Owner, Prefixes
 from gristmill_worker.problems import problem_of, translated
-from gristmill_worker.sampler import sample
+from gristmill_worker.room import Room
+from gristmill_worker.sampler import Sampler
+from gristmill_worker.scheduler import Capacity
 from gristmill_worker.scoring import compute_logprobs
 from gristmill_worker.session import Session, new_session
 from gristmill_worker.stream import TokenStream
@@ -46,6 +51,7 @@ from gristmill_worker.tallies import Book
 from gristmill_worker.team import Team
 from gristmill_worker.together import SharedOperation, run_shared
 from gristmill_worker.validate import check_operation
+from gristmill_worker.writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +71,8 @@ class Runner:
         token_budget: int,
         snapshots_kept: int,
         team: Team | None = None,
+        room: Room | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         self.base = base
         self.disk = disk
@@ -77,6 +85,10 @@ class Runner:
         self.team = team or Team()
         self.sessions: dict[str, Session] = {}
         self.book = Book()
+        self.writer = Writer()
+        self.room = room
+        self.sampler = sampler or Sampler(base, Capacity(), Prefixes(base, 0))
+        self.tenants: dict[str, str] = {}
 
     def applied(self) -> dict[str, int]:
         """Session uid -> applied. The one method that other threads may call."""
@@ -91,6 +103,7 @@ class Runner:
         """The live session, or its newest usable snapshot, or a fresh adapter."""
         session = self.sessions.get(uid)
         bound = request.applied_max
+        self.tenants[uid] = request.tenant
         if session is None or (bound is not None and session.counters.applied > bound):
             session = self._restored(uid, request)
             self.sessions[uid] = session
@@ -108,6 +121,7 @@ class Runner:
 
     def _restored(self, uid: str, request: OpenSession) -> Session:
         state_dir = request.state_dir
+        self.writer.wait()  # what is being written may be what we look for, or must drop
         snapshots.drop_useless(self.disk, state_dir, request.applied_max)
         session = snapshots.restore(self.disk, self.base, uid, state_dir)
         if session is not None:
@@ -120,22 +134,29 @@ class Runner:
 
     def close(self, uid: str) -> None:
         """Forget a session; its snapshots stay. Closing an unknown one is no error."""
+        self.writer.wait()  # a closed session's folder is the caller's to move or remove
         self.book.closed(uid)
+        self.tenants.pop(uid, None)
+        self.sampler.drop(uid, NotFoundError(f"session {uid} was closed while it sampled"))
         if self.sessions.pop(uid, None) is not None:
             self.team.tell(Forget(uid=uid))
         self.metrics.sessions.set(len(self.sessions))
 
-    def snapshot(self, uid: str) -> Snapshotted:
-        return snapshots.take(self.disk, self.base, self._session(uid), self.snapshots_kept)
+    def snapshot(self, uid: str) -> "Future[Snapshotted]":
+        """Copy the session as it is now; done once another thread has made the copy durable."""
+        copied = snapshots.copy(self.base, self._session(uid))
+        return self.writer.write(lambda: snapshots.write(self.disk, copied, self.snapshots_kept))
 
     def snapshot_all(self) -> None:
-        """Before a planned stop: what the next process would else have to run again."""
+        """Before a planned stop: what the next process would else have to run again. Returns once durable."""
+        self.writer.wait()
         for session in list(self.sessions.values()):
             known = snapshots.existing(self.disk, session.state_dir)
             if session.counters.applied == (known[0] if known else 0):
                 continue
             try:
-                snapshots.take(self.disk, self.base, session, self.snapshots_kept)
+                copied = snapshots.copy(self.base, session)
+                snapshots.write(self.disk, copied, self.snapshots_kept)
             except GristmillError as error:
                 log.warning("last_snapshot_failed", extra={"error": error.message})
 
@@ -147,16 +168,71 @@ class Runner:
     def execute(self, uid: str, call: Execute) -> Executed:
         """Run one operation. Raises NotFoundError or ConflictError where nothing was consumed."""
         session = self._session(uid)
+        if isinstance(call.operation, Sample) and not call.skip:
+            return self._sampled(uid, call)
         return self._consume(session, call, lambda: self._run(session, call))
 
-    def stream(self, uid: str, call: Execute, emit: Callable[[StreamChunk], bool]) -> None:
-        """Run a sample and emit its chunks as they come; `emit` returns False to end it early."""
+    def _sampled(self, uid: str, call: Execute) -> Executed:
+        """A sample from begin to end, for who has no other thread to wait in."""
+        answers: list[Executed] = []
+        self.begin(uid, call, answers.append)
+        while not answers:
+            self.sampler.turn()
+        return answers[0]
+
+    def begin(
+        self,
+        uid: str,
+        call: Execute,
+        done: Callable[[Executed], None],
+        tokens: TokenStream | None = None,
+    ) -> None:
+        """Let a sample join the batch; `done` gets its answer. Raises NotFoundError.
+
+        With `tokens`, its chunks go out as they come, and it ends early when nobody reads them.
+        """
         session = self._session(uid)
-        tokens = TokenStream(self.base, call.operation, emit)
-        executed = self._consume(
-            session, call, lambda: self._sample(tokens.operation, tokens), stream=True
+        op = call.operation
+        assert isinstance(op, Sample)
+
+        def answer(outcome: SampleResult | Exception, seconds: float) -> None:
+            error = self._problem(call, outcome) if isinstance(outcome, Exception) else None
+            result = None if isinstance(outcome, Exception) else outcome
+            if tokens is not None:
+                tokens.finish(error)
+            done(
+                self._answer(
+                    uid, call, result, error, seconds=seconds, check=None, stream=tokens is not None
+                )
+            )
+
+        try:
+            check_operation(op, self.base.facts)
+            if self.room is not None:
+                self.room.check(op, session.adapter.rank)
+            self.sampler.add(self._group(uid, op, answer, tokens))
+        except Exception as raised:  # noqa: BLE001 - whoever waits gets it
+            answer(raised, 0.0)
+
+    def _group(
+        self,
+        uid: str,
+        op: Sample,
+        answer: Callable[[SampleResult | Exception, float], None],
+        tokens: TokenStream | None,
+    ) -> Group:
+        prompt = prompt_tokens(self.base, op)
+        owner = Owner(
+            tenant=self.tenants.get(uid, ""),
+            revision=self.base.facts.revision,
+            adapter="" if op.adapter is None else str(op.adapter.id),
         )
-        tokens.finish(executed.error)
+        return Group(
+            uid=uid, op=op, owner=owner, prompt=prompt, rows=new_rows(self.base, op),
+            adapter=None if op.adapter is None else self.checkpoints.adapter(op.adapter),
+            length_max=min(op.params.max_tokens, self.base.facts.context_length - len(prompt)),
+            done=answer, watch=None if tokens is None else tokens.watch,
+        )  # fmt: skip
 
     def _session(self, uid: str) -> Session:
         session = self.sessions.get(uid)
@@ -169,8 +245,6 @@ class Runner:
         session: Session,
         call: Execute,
         work: Callable[[], Result | None],
-        *,
-        stream: bool = False,
     ) -> Executed:
         trains = isinstance(call.operation, TrainOperation)
         if trains:
@@ -180,23 +254,44 @@ class Runner:
         try:
             if not call.skip:
                 check_operation(call.operation, self.base.facts)
+                if self.room is not None and not call.replay:  # in replay it is known to fit
+                    self.room.check(call.operation, session.adapter.rank)
                 result = work()
             if result is not None and isinstance(call.operation, OptimStep | LoadState):
                 check = session.checksum()
                 self._compare(call, check)
-        except Exception as raised:
-            failure = translated(raised)
-            if type(failure) is GristmillError:
-                log.exception("operation_crashed", extra={"op_id": call.op_id})
-            result, error = None, problem_of(failure)
+        except Exception as raised:  # noqa: BLE001 - whoever waits gets it
+            result, error = None, self._problem(call, raised)
         if trains:
             session.counters.applied += 1
-        seconds = time.monotonic() - started
+        return self._answer(
+            session.uid, call, result, error, seconds=time.monotonic() - started, check=check
+        )
+
+    @staticmethod
+    def _problem(call: Execute, raised: Exception) -> Problem:
+        failure = translated(raised)
+        if type(failure) is GristmillError:
+            log.error("operation_crashed", extra={"op_id": call.op_id}, exc_info=raised)
+        return problem_of(failure)
+
+    def _answer(
+        self,
+        uid: str,
+        call: Execute,
+        result: Result | None,
+        error: Problem | None,
+        *,
+        seconds: float,
+        check: int | None,
+        stream: bool = False,
+    ) -> Executed:
+        """Count what ran, once, and tell it."""
         self.metrics.count(
             call.operation, result, failed=error is not None, replay=call.replay, seconds=seconds
         )
         wall_us = int(seconds * 1e6)
-        self.book.ran(session.uid, call, result, wall_us, stream=stream)
+        self.book.ran(uid, call, result, wall_us, stream=stream)
         return Executed(
             result=result, error=error, checksum=check, fingerprint=self.fingerprint,
             wall_us=wall_us,
@@ -230,13 +325,7 @@ class Runner:
         return None if call.replay else self.checkpoints.save(session, op, call.op_id)
 
     def _run_sampling(self, op: Sample | ComputeLogprobs | LoadWeightsForSampling) -> Result:
-        if isinstance(op, Sample):
-            return self._sample(op, None)
         adapter = None if op.adapter is None else self.checkpoints.adapter(op.adapter)
         if isinstance(op, ComputeLogprobs):
             return compute_logprobs(self.base, adapter, op)
         return Empty()
-
-    def _sample(self, op: Sample, tokens: TokenStream | None) -> SampleResult:
-        adapter = None if op.adapter is None else self.checkpoints.adapter(op.adapter)
-        return sample(self.base, adapter, op, None if tokens is None else tokens.watch)

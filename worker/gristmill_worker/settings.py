@@ -36,6 +36,13 @@ class WorkerSettings(BaseSettings):
     """Tokens in one forward pass of a training operation, unless a single datum is longer."""
     adapters_cached: int = Field(default=8, ge=1, le=1024)
     """Checkpoints kept in memory for sampling."""
+    kv_cache_mib: int = Field(default=2048, ge=1, le=1_048_576)
+    """Keys and values of all samples that run at once. A single row runs whatever it needs."""
+    prefix_cache_mib: int = Field(default=0, ge=0, le=1_048_576)
+    """Keys and values of prompts' first blocks of 256 tokens, kept for prompts that begin alike; what is
+    found there is counted as cached_prefill. 0 = none are kept."""
+    batch_invariant: bool = False
+    """A sample's tokens depend on its own request alone, to the last bit, whatever else runs; slower."""
     snapshots_kept: int = Field(default=2, ge=2, le=16)
     """Of each session. Two, so that one that was cut off has a predecessor."""
     socket_mode: Literal["0600", "0660"] = "0600"

@@ -7,7 +7,7 @@ from gristmill_contracts.errors import InvalidRequestError
 from gristmill_contracts.http import Problem, StreamChunk
 from gristmill_contracts.operations import Operation, Sample
 from gristmill_worker.base_model import BaseModel
-from gristmill_worker.sampler import Row
+from gristmill_worker.groups import Row
 from gristmill_worker.text import Detokenizer, first_stop, held_back
 
 
@@ -25,13 +25,14 @@ class TokenStream:
         self.decoder = Detokenizer(base.tokenizer, skip_special=True)
         self.row: Row | None = None
         self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.sent_tokens = 0
         self.sent_text = 0
 
-    def watch(self, prompt_tokens: int, rows: list[Row]) -> bool:
+    def watch(self, prompt_tokens: int, cached_tokens: int, rows: list[Row]) -> bool:
         """Called by the sampler after each token; False when nobody reads any more."""
         (self.row,) = rows
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
         self.decoder.push(self.row.tokens[-1])
         waiting = len(self.row.tokens) - self.sent_tokens
         if self.row.ended is not None or waiting < limits.STREAM_FLUSH_TOKENS:
@@ -58,6 +59,7 @@ class TokenStream:
             logprobs=row.logprobs[start:],
             text=text,
             prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
             final=("stop" if row.ended == "stop" else "length") if final else None,
         )
 

@@ -187,7 +187,9 @@ async def _events(
             return
     yield chat_answers.event(chat_answers.last_chunk(head, chunk.final, chunk.budget))
     yield chat_answers.event(
-        chat_answers.usage_chunk(head, chat_answers.usage(chunk.prompt_tokens, tokens))
+        chat_answers.usage_chunk(
+            head, chat_answers.usage(chunk.prompt_tokens, tokens, chunk.cached_tokens)
+        )
     )
     yield chat_answers.DONE
 

@@ -36,18 +36,20 @@ def completion(
             for index, sequence in enumerate(result.sequences)
         ],
         "usage": usage(
-            result.prompt_tokens, sum(sequence.tokens.size for sequence in result.sequences)
+            result.prompt_tokens,
+            sum(sequence.tokens.size for sequence in result.sequences),
+            result.cached_tokens,
         ),
     }
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Shape:
-    """The prompt counts once, however many samples are drawn; none of it came from a cache."""
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Shape:
+    """The prompt counts once, however many samples are drawn; a part of it may come from a cache."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

@@ -1,5 +1,6 @@
 """Forward and backward passes of the whole decoder over a flat token stream."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +10,9 @@ from torch import Tensor
 from gristmill_worker.fast.attention import Attention, Kept
 from gristmill_worker.fast.cache import FastCache
 from gristmill_worker.fast.kernels import Kernels
-from gristmill_worker.fast.linear import Factors, Low
+from gristmill_worker.fast.linear import Factors, Low, Shared
 from gristmill_worker.fast.rope import Rope
+from gristmill_worker.fast.seats import Seats
 from gristmill_worker.fast.shape import Shape
 from gristmill_worker.fast.weights import Block, Weights
 from gristmill_worker.runs import Run
@@ -43,12 +45,12 @@ class Pass:
     """Cosines and sines of the tokens' positions."""
     selected: Selected
     cache: FastCache | None = None
-    """Where the keys and values go."""
+    """Where the keys and values go; what it holds already comes before the stream's one segment."""
 
 
 @dataclass(slots=True)
 class Saved:
-    """Of one block, for its backward pass."""
+    """Of one block, for its backward pass. Nothing but `x` where the block runs again there."""
 
     x: Tensor
     middle: Tensor = field(init=False)
@@ -72,14 +74,20 @@ class Decoder:
 
     @torch.no_grad()
     def forward(
-        self, tokens: Tensor, table: tuple[Run, ...], selected: Selected, tape: list[Any] | None
-    ) -> Tensor:
-        """(T,) tokens -> (T, h) behind the final norm. With `tape`, what `backward` needs is put there."""
+        self, tokens: Tensor, table: tuple[Run, ...], selected: Selected, tape: list[Any] | None,
+        kept: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """(T,) tokens -> (T, h) behind the final norm. With `tape`, what `backward` needs is put there.
+
+        Of the last `kept` blocks (None: of all) everything; of those before them the input alone, from
+        which the backward pass runs them again, to the same bits.
+        """
         x = self.weights.embedding[tokens]
         this = self._pass(table, tokens.device, selected)
+        first = 0 if kept is None else self.shape.layers - kept
         for index in range(self.shape.layers):
             saved = None if tape is None else Saved(x)
-            x = self._block(x, index, this, saved)
+            x = self._block(x, index, this, saved if index >= first else None)
             if tape is not None:
                 tape.append(saved)
         out, scale = self.kernels.rms_forward(x, self.weights.final_norm, self.shape.eps)
@@ -87,12 +95,9 @@ class Decoder:
             tape.append((x, scale, this))
         return out
 
-    def _pass(
-        self, table: tuple[Run, ...], device: torch.device, selected: Selected,
-        cache: FastCache | None = None,
-    ) -> Pass:  # fmt: skip
+    def _pass(self, table: tuple[Run, ...], device: torch.device, selected: Selected) -> Pass:
         turn = self.rope.at(positions_of(table, device), max(run.length for run in table))
-        return Pass(table=table, turn=turn, selected=selected, cache=cache)
+        return Pass(table=table, turn=turn, selected=selected)
 
     def _block(self, x: Tensor, index: int, this: Pass, saved: Saved | None) -> Tensor:
         block, at, selected = self.weights.blocks[index], 4 * index, this.selected
@@ -100,10 +105,7 @@ class Decoder:
         normed, scale_1 = k.rms_forward(x, block.before_attention, self.shape.eps)
         qkv, low_1 = block.qkv.forward(normed, selected.of(at))
         q, key, value = self.split(qkv, block, this.turn, saved)
-        if this.cache is not None:
-            this.cache.prefix.append((_prefix(key), _prefix(value)))
-        kept = None if saved is None else saved.attention
-        seen = self.attention.forward(q, key, value, this.table, window=block.window, kept=kept)
+        seen = self._look_back(q, key, value, index, this, saved)
         added, low_2 = block.out.forward(seen.view(x.shape[0], -1), selected.of(at + 1))
         middle = x + added
         normed, scale_2 = k.rms_forward(middle, block.before_mlp, self.shape.eps)
@@ -135,39 +137,48 @@ class Decoder:
         turned = self.kernels.rope_forward(turned, *turn)
         return turned[:, : s.heads], turned[:, s.heads :], heads[:, s.heads + s.kv_heads :]
 
+    def _look_back(  # noqa: PLR0917
+        self, q: Tensor, key: Tensor, value: Tensor, index: int, this: Pass, saved: Saved | None
+    ) -> Tensor:
+        window = self.weights.blocks[index].window
+        if this.cache is not None:
+            keys, values = this.cache.put_prompt(index, key, value)
+            if this.cache.prefix_length:
+                return self.attention.behind(q, keys, values, window=window)
+        kept = None if saved is None else saved.attention
+        return self.attention.forward(q, key, value, this.table, window=window, kept=kept)
+
     @torch.no_grad()
     def prefill(self, tokens: Tensor, cache: FastCache, selected: Selected) -> Tensor:
-        """(P,) tokens of one row into an empty cache -> (P, h)."""
-        table = (Run(0, tokens.shape[0], 1),)
+        """(n,) next tokens of a prompt, behind those that the cache holds -> (n, h)."""
         x = self.weights.embedding[tokens]
-        this = self._pass(table, tokens.device, selected, cache)
+        start, count = cache.prefix_length, tokens.shape[0]
+        cache.prompt_room(count, x)
+        positions = torch.arange(start, start + count, device=tokens.device)
+        turn = self.rope.at(positions, start + count)
+        this = Pass(table=(Run(0, count, 1),), turn=turn, selected=selected, cache=cache)
         for index in range(self.shape.layers):
             x = self._block(x, index, this, None)
+        cache.prefix_length += count
         return self.kernels.rms_forward(x, self.weights.final_norm, self.shape.eps)[0]
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, cache: FastCache, selected: Selected) -> Tensor:
-        """(B,) next tokens of all rows -> (B, h)."""
+    def step(self, tokens: Tensor, seats: Seats, adapters: Sequence[Shared]) -> Tensor:
+        """(B,) next tokens -> (B, h). What each seat holds grows once the caller says so."""
         k, s = self.kernels, self.shape
         x = self.weights.embedding[tokens]
-        at = cache.length
-        self.rope.grow(at + 1)
-        turn = (self.rope.cos[at : at + 1][:, None], self.rope.sin[at : at + 1][:, None])
-        cache.room_for(1, x)
+        seats.open(x)
+        turn = self.rope.at(seats.positions, int(seats.positions.max()) + 1)
         for index, block in enumerate(self.weights.blocks):
             own = 4 * index
             normed, _ = k.rms_forward(x, block.before_attention, s.eps)
-            qkv, _ = block.qkv.forward(normed, selected.of(own))
+            qkv = block.qkv.shared(normed, adapters, own)
             q, key, value = self.split(qkv, block, turn, None)
-            cache.put(index, key[:, :, None], value[:, :, None])
-            seen = cache.attend(index, q * self.attention.scale, block.window)
-            added, _ = block.out.forward(seen.reshape(x.shape[0], -1), selected.of(own + 1))
-            x = x + added
+            seen = seats.attend(index, q * self.attention.scale, key, value, block.window)
+            x = x + block.out.shared(seen.reshape(x.shape[0], -1), adapters, own + 1)
             normed, _ = k.rms_forward(x, block.before_mlp, s.eps)
-            both, _ = block.gate_up.forward(normed, selected.of(own + 2))
-            added, _ = block.down.forward(k.swiglu_forward(both), selected.of(own + 3))
-            x = x + added
-        cache.used += 1
+            both = block.gate_up.shared(normed, adapters, own + 2)
+            x = x + block.down.shared(k.swiglu_forward(both), adapters, own + 3)
         return k.rms_forward(x, self.weights.final_norm, s.eps)[0]
 
     @torch.no_grad()
@@ -178,7 +189,10 @@ class Decoder:
             d_out, x, self.weights.final_norm, scale, torch.zeros_like(d_out)
         )
         for index in reversed(range(self.shape.layers)):
-            d = self._block_backward(d, index, this, tape.pop())
+            saved = tape.pop()
+            if not saved.lows:
+                self._block(saved.x, index, this, saved)
+            d = self._block_backward(d, index, this, saved)
 
     def _block_backward(self, d: Tensor, index: int, this: Pass, saved: Saved) -> Tensor:
         block, at, selected = self.weights.blocks[index], 4 * index, this.selected
@@ -213,11 +227,6 @@ class Decoder:
             )
 
 
-def _prefix(heads: Tensor) -> Tensor:
-    """(P, KV, D) -> (KV, P, D)."""
-    return heads.transpose(0, 1).contiguous()
-
-
 def positions_of(table: tuple[Run, ...], device: torch.device) -> Tensor:
     """(T,): each segment counts from 0."""
     return torch.cat(
@@ -231,6 +240,8 @@ class How:
 
     table: tuple[Run, ...]
     selected: Selected
+    kept: int | None = None
+    """Blocks that do not run again for the backward pass; None = all."""
 
 
 class DecoderFunction(torch.autograd.Function):
@@ -239,7 +250,7 @@ class DecoderFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _anchor: Tensor, decoder: Decoder, tokens: Tensor, how: How) -> Tensor:
         ctx.decoder, ctx.tape = decoder, []
-        return decoder.forward(tokens, how.table, how.selected, ctx.tape)
+        return decoder.forward(tokens, how.table, how.selected, ctx.tape, how.kept)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[None, ...]:

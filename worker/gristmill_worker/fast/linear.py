@@ -4,6 +4,7 @@ Base weights may be packed once for oneDNN (a private op of torch: probed, never
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -27,6 +28,15 @@ class Factors:
     """(out, P r): block diagonal, alpha / rank included."""
     a: Tensor
     b_t: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Rows of a batch that one adapter serves: its factors of each fused layer."""
+
+    rows: Tensor
+    """(n,) their places in the batch."""
+    factors: list[Factors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,18 @@ class Linear:
             return self.plain(x), None
         low = torch.mm(x, factors.a_t)
         return self._add(torch.mm(low, factors.b_t), x), Low(x, low)
+
+    def shared(self, x: Tensor, adapters: Sequence[Shared], layer: int) -> Tensor:
+        """(B, in) -> (B, out), each row with its own adapter; those of none get the base alone."""
+        if not adapters:
+            return self.plain(x)
+        if len(adapters) == 1 and adapters[0].rows.shape[0] == x.shape[0]:
+            return self.forward(x, adapters[0].factors[layer])[0]
+        update = x.new_zeros(x.shape[0], self.out)
+        for each in adapters:
+            own = each.factors[layer]
+            update[each.rows] = torch.mm(torch.mm(x[each.rows], own.a_t), own.b_t)
+        return self._add(update, x)
 
     def _add(self, update: Tensor, x: Tensor) -> Tensor:
         """update + x W^T + bias, rounded once: a bf16 result that is rounded first loses the update."""

@@ -1,6 +1,6 @@
 """The fast path as a base model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,26 +12,30 @@ from transformers import AutoConfig
 
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_worker.adapter import Adapter
-from gristmill_worker.base_model import BaseModel
+from gristmill_worker.base_model import BaseModel, Part
 from gristmill_worker.facts import ModelFacts
 from gristmill_worker.fast import kernels
 from gristmill_worker.fast.cache import FastCache
 from gristmill_worker.fast.decoder import Decoder, DecoderFunction, How, Parts, Selected
-from gristmill_worker.fast.linear import Factors, fuse_factors, packing_works
+from gristmill_worker.fast.linear import Factors, Shared, fuse_factors, packing_works
 from gristmill_worker.fast.rope import Rope
+from gristmill_worker.fast.seats import Alone, Mixed
 from gristmill_worker.fast.shape import read_config, shape_of
+from gristmill_worker.fast.slots import Slot, Slots
 from gristmill_worker.fast.weights import (
     PROJECTIONS,
     layer_names,
     layer_shapes,
     load_weights,
 )
-from gristmill_worker.head import Head
+from gristmill_worker.head import ROWS_MIN, Head
 from gristmill_worker.lora import LayerGradient
 from gristmill_worker.runs import Run
 
 COMPILE_PARAMETERS_MIN: Final = 50_000_000
 """Compiling takes seconds at every start; a smaller model never earns them back."""
+PROMPT_BLOCK: Final = 256
+"""Tokens of a prompt that run at once: enough for full matrix products, and soon over."""
 NOTHING: Final = Selected()
 
 
@@ -40,6 +44,8 @@ class FastModel(BaseModel):
 
     path = "fast"
     packed = True
+    block = PROMPT_BLOCK
+    retries = True
 
     def __init__(
         self, *, folder: Path, facts: ModelFacts, tokenizer: Any, decoder: Decoder, head: Head
@@ -50,6 +56,7 @@ class FastModel(BaseModel):
             shapes=layer_shapes(shape), why=f"{shape.family} is a Llama-shaped decoder",
         )  # fmt: skip
         self.decoder = decoder
+        self.pool = Slots(shape)
         self.now = NOTHING
         self.anchor = torch.zeros((), device=head.weight.device, requires_grad=True)
 
@@ -88,19 +95,110 @@ class FastModel(BaseModel):
     def hidden_packed(self, tokens: Tensor, table: tuple[Run, ...]) -> Tensor:
         if self.now.gradient is None or not torch.is_grad_enabled():
             return self.decoder.forward(tokens, table, self.now, None)
+        rank = self.now.gradient[0][0][0].shape[0]
+        kept = None if self.keeper is None else self.keeper.layers(table, rank)
         hidden: Tensor = DecoderFunction.apply(
-            self.anchor, self.decoder, tokens, How(table, self.now)
+            self.anchor, self.decoder, tokens, How(table, self.now, kept)
         )
         return hidden
 
-    def new_cache(self) -> FastCache:
-        return FastCache(self.decoder.shape)
+    # --- decoding --------------------------------------------------------------------------------
+
+    @property
+    def position_bytes(self) -> int:
+        shape = self.decoder.shape
+        return 2 * shape.layers * shape.kv_size * self.dtype.itemsize
+
+    def new_cache(self, room: int = 0) -> FastCache:
+        return FastCache(self.decoder.shape, room)
+
+    def prefill(self, tokens: Tensor, cache: FastCache) -> Tensor:
+        return self.decoder.prefill(tokens, cache, self.now)
+
+    def begin(self, cache: FastCache, rows: int) -> FastCache | Slot:
+        """A single row moves into the pool, unless it must see nobody else there."""
+        if rows == 1 and not self.invariant:
+            return self.pool.take(cache)
+        cache.repeat(rows)
+        return cache
+
+    def decode(self, parts: Sequence[Part]) -> Tensor:
+        if self.invariant:
+            return self._decode_alone(parts)
+        order = sorted(range(len(parts)), key=lambda at: _place(parts[at].cache))
+        starts, start = [0] * len(parts), 0
+        for at in order:
+            starts[at], start = start, start + parts[at].tokens.shape[0]
+        groups = [parts[at].cache for at in order if isinstance(parts[at].cache, FastCache)]
+        seats = Mixed(pool=self.pool, groups=groups, device=self.device)
+        tokens = torch.cat([parts[at].tokens for at in order])
+        places = [torch.arange(s, s + len(p.tokens)) for s, p in zip(starts, parts, strict=True)]
+        hidden = self.decoder.step(tokens, seats, self._adapters(parts, places))
+        seats.close()
+        return hidden[torch.cat(places).to(self.device)]
+
+    def _adapters(self, parts: Sequence[Part], places: list[Tensor]) -> list[Shared]:
+        """Who serves which places of the batch."""
+        served: dict[int, tuple[Adapter, list[Tensor]]] = {}
+        for part, rows in zip(parts, places, strict=True):
+            if part.adapter is not None:
+                served.setdefault(id(part.adapter), (part.adapter, []))[1].append(rows)
+        return [
+            Shared(torch.cat(rows).to(self.device), self._factors(adapter))
+            for adapter, rows in served.values()
+        ]
+
+    def _decode_alone(self, parts: Sequence[Part]) -> Tensor:
+        """In tiles of rows with the same adapter: every shape is a tile's or the row's own."""
+        rows: dict[int, list[tuple[Part, int, int]]] = {}
+        place = 0
+        for part in parts:
+            for row in range(part.tokens.shape[0]):
+                rows.setdefault(id(part.adapter), []).append((part, row, place))
+                place += 1
+        out: Tensor | None = None
+        for members in rows.values():
+            for at in range(0, len(members), ROWS_MIN):
+                tile = members[at : at + ROWS_MIN]
+                hidden = self._tile(tile)
+                if out is None:
+                    out = hidden.new_empty(place, hidden.shape[1])
+                out[[each[2] for each in tile]] = hidden[: len(tile)]
+        for part in parts:
+            part.cache.used += 1
+        assert out is not None
+        return out
+
+    def _tile(self, members: list[tuple[Part, int, int]]) -> Tensor:
+        tokens = torch.zeros(ROWS_MIN, dtype=torch.int64, device=self.device)
+        tokens[: len(members)] = torch.stack([part.tokens[row] for part, row, _ in members])
+        seats = Alone(
+            rows=[(part.cache, row) for part, row, _ in members],
+            tile=ROWS_MIN,
+            device=self.device,
+        )
+        adapter = members[0][0].adapter
+        everyone = torch.arange(ROWS_MIN, device=self.device)
+        served = [] if adapter is None else [Shared(everyone, self._factors(adapter))]
+        return self.decoder.step(tokens, seats, served)
 
     def hidden_cached(self, tokens: Tensor, cache: FastCache) -> Tensor:
         if cache.length == 0 and tokens.shape[0] == 1:
-            return self.decoder.prefill(tokens[0], cache, self.now)[None]
-        steps = [self.decoder.step(tokens[:, at], cache, self.now) for at in range(tokens.shape[1])]
+            return self.prefill(tokens[0], cache)[None]
+        everyone = torch.arange(tokens.shape[0], device=self.device)
+        factors = self.now.factors
+        served = [] if factors is None else [Shared(everyone, factors)]
+        steps = []
+        for at in range(tokens.shape[1]):
+            seats = Mixed(pool=None, groups=[cache], device=self.device)
+            steps.append(self.decoder.step(tokens[:, at], seats, served))
+            seats.close()
         return torch.stack(steps, dim=1)
+
+
+def _place(cache: FastCache | Slot) -> tuple[int, int]:
+    """Rows of the pool come first, in the order of their slots."""
+    return (0, cache.at) if isinstance(cache, Slot) else (1, 0)
 
 
 def by_fused_layer(views: list[Any]) -> list[Parts]:
