@@ -22,6 +22,7 @@ from gristmill_ledger.chain.keys import open_key
 from gristmill_ledger.coalesce import Coalescer
 from gristmill_ledger.costs import Costs
 from gristmill_ledger.database import Database, open_engine
+from gristmill_ledger.device_times import record_device_times
 from gristmill_ledger.directives import answer_heartbeats
 from gristmill_ledger.events import store_batches
 from gristmill_ledger.follower import Follower
@@ -164,6 +165,7 @@ class Ledger:
             at_us = clock_us(connection)
             answer.release_until_s = grant_releases(connection, heartbeats, at_us)
             answer_leases(connection, heartbeats, answer, at_us)
+            record_device_times(connection, heartbeats, at_us)
             uids = {beat.view.uid for beat in heartbeats}
             answer.inbox = waiting_sessions(connection, uids)
             return stored, answer

@@ -10,7 +10,8 @@ The answer is JSON:
                "currency": "USD" | null}],
      "next_cursor": text | null, "currency": "USD" | null, "price_book": "default",
      "lost": [{"tenant", "session", "attempt", "acked_seq", "head_seq": n | null,
-               "events": n | null, "reason", "at_us"}], "lost_count": n}
+               "events": n | null, "reason", "at_us"}], "lost_count": n,
+     <"internal": see device_times, with include_internal>}
 
 `total` is derived. Tokens of operations whose usage is unknown are in no sum: `operations_unknown`
 counts them, and where nothing else is in a row its tokens are null. Days and months are those of the
@@ -44,6 +45,7 @@ from gristmill_contracts.units import PICO_PER_UNIT, amount_pico
 from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_ledger import schema
 from gristmill_ledger.calendars import bucket_end_us, bucket_start_us, find_zone, iso_text
+from gristmill_ledger.device_times import device_times
 from gristmill_ledger.gaps import lost_usage
 from gristmill_ledger.rates import UNRATED, Rate, Rates, load_rates
 from gristmill_ledger.registry import session_names
@@ -86,12 +88,17 @@ def usage_page(connection: Connection, query: UsageQuery, book: str) -> Json:
                 break
             rows.append(row)
     _dress(connection, query, rows)
-    return lost_usage(connection, list(_gap_conditions(query))) | {
-        "rows": rows,
-        "next_cursor": next_cursor,
-        "currency": _common_currency(rows, rates.prices(book).currency),
-        "price_book": book,
-    }
+    internal = {"internal": device_times(connection, query)} if query.include_internal else {}
+    return (
+        lost_usage(connection, list(_gap_conditions(query)))
+        | internal
+        | {
+            "rows": rows,
+            "next_cursor": next_cursor,
+            "currency": _common_currency(rows, rates.prices(book).currency),
+            "price_book": book,
+        }
+    )
 
 
 def cost_so_far(connection: Connection, book: str) -> dict[tuple[str, str], int]:

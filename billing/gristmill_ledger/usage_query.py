@@ -18,7 +18,7 @@ GROUP_KEYS: Final = ("tenant", "project", "session", "key", "model", "operation"
 FILTERS: Final = ("tenant", "project", "session", "key", "model", "operation")
 PARAMETERS: Final = (
     *FILTERS, "token_type", "since", "until", "group_by", "bucket", "zone", "cursor", "limit",
-    "include_attempts",
+    "include_attempts", "include_internal",
 )  # fmt: skip
 MAY_BE_EMPTY: Final = ("project", "key", "group_by")
 
@@ -39,6 +39,8 @@ class UsageQuery:
     zone: str = "UTC"
     limit: int = 1000
     include_attempts: bool = False
+    include_internal: bool = False
+    """Also facts that are in no bill: the time of devices."""
     after: tuple[int | str, ...] | None = None
     """Keys of the last row of the page before."""
 
@@ -82,6 +84,10 @@ def parse_usage_query(items: Iterable[tuple[str, str]]) -> UsageQuery:
         limit=page_limit(given.get("limit"), default=1000, most=limits.USAGE_PAGE_MAX),
         include_attempts=_one_of(
             "include_attempts", given.get("include_attempts", "false"), ("true", "false")
+        )
+        == "true",
+        include_internal=_one_of(
+            "include_internal", given.get("include_internal", "false"), ("true", "false")
         )
         == "true",
     )

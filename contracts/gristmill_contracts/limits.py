@@ -227,6 +227,8 @@ RECON_LOOK_S: Final = 30.0
 """How often a ledger looks whether this hour was reconciled."""
 RECON_WAIT_S: Final = 3600.0
 """How long usage may be under way, or a worker without a moment to compare, before that is a difference."""
+DEVICE_TIME_EVERY_S: Final = 300.0
+"""How often the time that devices are held for a session is recorded, besides at its end."""
 RECON_PAGE_MAX: Final = 1000
 """Differences in one answer."""
 

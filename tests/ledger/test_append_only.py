@@ -1,5 +1,6 @@
 """Facts can be neither changed nor removed, on either database, by whatever statement."""
 
+import msgspec
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -9,16 +10,20 @@ from gristmill_contracts.chain.notes import new_key_pem, read_key_pem
 from gristmill_contracts.cluster_http import UsageGap
 from gristmill_contracts.http import RegisterCheckpoint
 from gristmill_contracts.ids import CheckpointId, SessionUid, TenantName
+from gristmill_contracts.reconciliation import DeviceTime
 from gristmill_contracts.usage import Counts
 from gristmill_ledger import schema
 from gristmill_ledger.chain.heads import sign_heads
 from gristmill_ledger.checkpoints import delete_checkpoint, register_checkpoint
 from gristmill_ledger.database import Database
+from gristmill_ledger.device_times import record_device_times
 from gristmill_ledger.gaps import record_gap
+from gristmill_ledger.reconcile.compare import Difference
+from gristmill_ledger.reconcile.store import Run, decide, record
 from gristmill_ledger.registry import put_tenant
 from gristmill_ledger.rerating import Rerate, begin_run
 from gristmill_testing import budget_store as budgets
-from gristmill_testing.ledger import START_US, make_event
+from gristmill_testing.ledger import START_US, make_event, make_heartbeat
 from gristmill_testing.ledger_store import (
     NOW_US,
     name_session,
@@ -58,7 +63,23 @@ def fill(database: Database) -> None:
     database.write_now(lambda c: sign_heads(c, key, at_us=NOW_US, slot="hour 1"))
     fill_budgets(database)
     rate_all(database)
+    fill_reconciliation(database)
     database.write_now(lambda c: begin_run(c, Rerate(reason="test"), now_us=START_US))
+
+
+def fill_reconciliation(database: Database) -> None:
+    run = Run(
+        id="r", slot="hour 1", scope="all", asked_by="", started_us=1, ended_us=2, sessions=1,
+        in_flight=0, silent=0, differences=1,
+    )  # fmt: skip
+    found = Difference(
+        pair="meter-ledger", kind="unknown", tenant="acme", session="s-1", subject="x", detail="y"
+    )
+    database.write_now(lambda c: record(c, run, [found], NOW_US))
+    database.write_now(lambda c: decide(c, found.id, by="ann", reason="a test", now_us=NOW_US))
+    device = DeviceTime(since_us=1, held_us=2, devices=1, busy_us=1)
+    beat = msgspec.structs.replace(make_heartbeat("s-1"), device=device)
+    database.write_now(lambda c: record_device_times(c, [beat], NOW_US))
 
 
 def fill_budgets(database: Database) -> None:
