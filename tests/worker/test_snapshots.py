@@ -1,12 +1,14 @@
 """Snapshots survive what a power cut leaves, and a replay after one gives the same bits."""
 
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import torch
 
 from gristmill_contracts.errors import ConflictError, GristmillError, UnavailableError
-from gristmill_contracts.http import Executed
+from gristmill_contracts.http import Executed, Snapshotted
 from gristmill_contracts.operations import ForwardBackward, Operation
 from gristmill_testing.local_runner import Client, datum, load, make_runner, step
 from gristmill_testing.lossy_disk import Crash, LossyDisk
@@ -55,10 +57,10 @@ def test_a_replay_after_a_snapshot_is_bitwise_the_first_run(
     executed: list[Executed] = []
     for number, operation in enumerate(OPERATIONS):
         if number == at:
-            client.runner.snapshot(UID)
+            client.snapshot()
         executed.append(client.executed(operation))
     if at == len(OPERATIONS):
-        client.runner.snapshot(UID)
+        client.snapshot()
     expected = buffers(client)
     counters = client.session.counters
 
@@ -85,13 +87,13 @@ def test_a_crash_at_any_call_leaves_the_old_snapshot_or_the_new_one(
         disk = LossyDisk()
         client = opened(llama, disk, tmp_path)
         client.run(OPERATIONS[0])
-        client.runner.snapshot(UID)
+        client.snapshot()
         states = {1: buffers(client)}
         client.run(OPERATIONS[1])
         states[2] = buffers(client)
         disk.calls_left = call
         try:
-            client.runner.snapshot(UID)
+            client.snapshot()
         except Crash:
             crashed = True
         else:
@@ -100,7 +102,7 @@ def test_a_crash_at_any_call_leaves_the_old_snapshot_or_the_new_one(
         again = opened(llama, disk, tmp_path)
         assert same(buffers(again), states[again.applied]), call
         outcomes.add(again.applied)
-        again.runner.snapshot(UID)  # what was left half written is in nobody's way
+        again.snapshot()  # what was left half written is in nobody's way
         if not crashed:
             assert again.applied == 2
             break
@@ -115,15 +117,110 @@ def test_a_snapshot_that_does_not_fit_leaves_the_session_as_it_was(
     disk = LossyDisk()
     client = opened(llama, disk, tmp_path)
     client.run(OPERATIONS[0])
-    client.runner.snapshot(UID)
+    client.snapshot()
     client.run(OPERATIONS[1])
     with monkeypatch.context() as patched:
         patched.setattr(disk, "sync_file", no_space)
         with pytest.raises(UnavailableError, match="No space left"):
-            client.runner.snapshot(UID)
+            client.snapshot()
     assert disk.names(Path(STATE) / "snapshots") == ["1"]
     client.run(OPERATIONS[2])
-    assert client.runner.snapshot(UID).applied == 3
+    assert client.snapshot().applied == 3
+
+
+class HeldDisk(LossyDisk):
+    """A disk whose writes wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.writing = threading.Event()
+
+    def write(self, path: Path, data: bytes) -> None:
+        self.writing.set()
+        assert self.go.wait(120)
+        super().write(path, data)
+
+
+def test_the_engine_goes_on_while_a_snapshot_is_written(llama: BaseModel, tmp_path: Path) -> None:
+    """It is of the moment when it was asked for, and does not exist before it is durable."""
+    disk = HeldDisk()
+    client = opened(llama, disk, tmp_path)
+    client.run(OPERATIONS[0])
+    expected = buffers(client)
+    snapshot = client.runner.snapshot(UID)
+    assert disk.writing.wait(120)
+    for operation in OPERATIONS[1:3]:  # a step, which changes weights and moments, and a gradient
+        client.run(operation)
+    assert not snapshot.done()
+    assert disk.names(Path(STATE) / "snapshots") in ([], [".writing-1"])
+
+    disk.go.set()
+    assert snapshot.result(120).applied == 1
+    assert client.session.counters.applied == 3
+    disk.crash()
+    again = opened(llama, disk, tmp_path)
+    assert again.applied == 1
+    assert same(buffers(again), expected)
+
+
+def test_snapshots_are_written_one_after_the_other(llama: BaseModel, tmp_path: Path) -> None:
+    disk = HeldDisk()
+    client = opened(llama, disk, tmp_path)
+    order: list[int] = []
+    taken: list[Future[Snapshotted]] = []
+    for operation in OPERATIONS[:3]:
+        client.run(operation)
+        taken.append(client.runner.snapshot(UID))
+        taken[-1].add_done_callback(lambda done: order.append(done.result().applied))
+    disk.go.set()
+    for each in taken:
+        each.result(120)
+    client.runner.writer.wait()
+    assert order == [1, 2, 3]
+    assert disk.names(Path(STATE) / "snapshots") == ["2", "3"]
+
+
+def test_a_failed_snapshot_does_not_stop_the_next_one(
+    llama: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = HeldDisk()
+    client = opened(llama, disk, tmp_path)
+    client.run(OPERATIONS[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "sync_file", no_space)
+        failed = client.runner.snapshot(UID)
+        disk.go.set()
+        with pytest.raises(UnavailableError, match="No space left"):
+            failed.result(120)
+    assert client.snapshot().applied == 1
+
+
+@pytest.mark.parametrize("act", ["open", "close", "stop"])
+def test_opening_closing_and_stopping_wait_for_what_is_being_written(
+    llama: BaseModel, tmp_path: Path, act: str
+) -> None:
+    """And what is written then is found: by the roll back, by the next process."""
+    disk = HeldDisk()
+    client = opened(llama, disk, tmp_path)
+    client.run(OPERATIONS[0])
+    first = client.runner.snapshot(UID)
+    assert disk.writing.wait(120)
+    client.run(OPERATIONS[1])
+    acts = {
+        "open": lambda: client.open(applied_max=1),
+        "close": lambda: client.runner.close(UID),
+        "stop": client.runner.snapshot_all,
+    }
+    waiting = threading.Thread(target=acts[act])
+    waiting.start()
+    assert not first.done()
+    disk.go.set()
+    waiting.join(120)
+    assert first.result(0).applied == 1
+    disk.crash()
+    again = opened(llama, disk, tmp_path)
+    assert again.applied == (2 if act == "stop" else 1)
 
 
 def no_space(_path: Path) -> None:
@@ -135,7 +232,7 @@ def test_two_snapshots_are_kept(llama: BaseModel, tmp_path: Path) -> None:
     client = opened(llama, disk, tmp_path)
     for operation in OPERATIONS[:5]:
         client.run(operation)
-        client.runner.snapshot(UID)
+        client.snapshot()
     assert disk.names(Path(STATE) / "snapshots") == ["4", "5"]
 
 
@@ -143,10 +240,10 @@ def test_a_damaged_snapshot_gives_way_to_the_older_one(llama: BaseModel, tmp_pat
     disk = LossyDisk()
     client = opened(llama, disk, tmp_path)
     client.run(OPERATIONS[0])
-    client.runner.snapshot(UID)
+    client.snapshot()
     older = buffers(client)
     client.run(OPERATIONS[1])
-    client.runner.snapshot(UID)
+    client.snapshot()
     disk.damage(Path(STATE) / "snapshots" / "2" / "buffers.safetensors")
     again = opened(llama, disk, tmp_path)
     assert again.applied == 1
@@ -155,7 +252,7 @@ def test_a_damaged_snapshot_gives_way_to_the_older_one(llama: BaseModel, tmp_pat
 
 def test_a_snapshot_of_another_base_model_is_refused(llama: BaseModel, tmp_path: Path) -> None:
     disk = LossyDisk()
-    opened(llama, disk, tmp_path).runner.snapshot(UID)
+    opened(llama, disk, tmp_path).snapshot()
     other = load(build_tiny_llama(tmp_path / "m", seed=9))
     with pytest.raises(ConflictError) as caught:
         opened(other, disk, tmp_path)
@@ -168,11 +265,11 @@ def test_a_state_ahead_of_the_log_is_rolled_back(llama: BaseModel, tmp_path: Pat
     disk = LossyDisk()
     client = opened(llama, disk, tmp_path)
     client.run(OPERATIONS[0])
-    client.runner.snapshot(UID)
+    client.snapshot()
     client.run(OPERATIONS[1])
     expected = buffers(client)
     client.run(OPERATIONS[2])
-    client.runner.snapshot(UID)
+    client.snapshot()
 
     assert client.open(applied_max=2).applied == 1  # the newest snapshot that the log holds
     assert disk.names(Path(STATE) / "snapshots") == ["1"]
@@ -267,7 +364,7 @@ def test_a_session_that_is_closed_comes_back_from_its_snapshot(
     disk = LossyDisk()
     client = opened(llama, disk, tmp_path)
     client.run(OPERATIONS[0])
-    client.runner.snapshot(UID)
+    client.snapshot()
     client.runner.close(UID)
     client.runner.close(UID)
     with pytest.raises(GristmillError, match="not open"):

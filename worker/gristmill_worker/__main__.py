@@ -14,6 +14,7 @@ import uvicorn
 
 from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_contracts.telemetry import setup_json_logging
+from gristmill_worker.libraries import tell_libraries
 from gristmill_worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -42,11 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"the socket path {settings.socket} is longer than {SOCKET_PATH_BYTES_MAX}")
     setup_json_logging("worker", level=settings.log_level)
     logging.captureWarnings(capture=True)
-    # Before torch opens the device: cuBLAS is deterministic only with a fixed workspace.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Before torch loads OpenMP: threads that spin for each other took 20 times as long on two cores
-    # that other processes use too.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    tell_libraries()
     return _serve(settings)
 
 

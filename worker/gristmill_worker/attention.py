@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from gristmill_worker.attended import sdpa
 from gristmill_worker.runs import Run
 
 ATTENTION: Final = "gristmill_segments"
@@ -77,9 +78,7 @@ def _run_attention(
     if repeat > 1:
         k, v = (tensor.repeat_interleave(repeat, dim=1) for tensor in (k, v))
     mask = _band(run.length, window, q.device) if window and window < run.length else None
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling
-    )
+    out = sdpa(q, k, v, mask=mask, scale=scaling)
     return out.transpose(1, 2).reshape(1, run.segments * run.length, q.shape[1], v.shape[-1])
 
 

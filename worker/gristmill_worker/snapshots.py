@@ -1,10 +1,17 @@
-"""Snapshots of a session: everything that a train operation may change, un-stepped gradients included."""
+"""Snapshots of a session: everything that a train operation may change, un-stepped gradients included.
+
+Taken in two steps: `copy` on the engine's thread, between two operations, and `write` on another one,
+while the engine goes on. A snapshot exists once `write` has returned.
+"""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from gristmill_contracts.errors import ConflictError, UnavailableError
 from gristmill_contracts.http import Snapshotted
@@ -29,11 +36,18 @@ def snapshots_dir(state_dir: str) -> Path:
     return Path(state_dir) / "snapshots"
 
 
-def take(disk: Disk, base: BaseModel, session: Session, keep: int) -> Snapshotted:
-    """Write `snapshots/<applied>/`, then drop all but the newest `keep`. Raises UnavailableError."""
-    root = snapshots_dir(session.state_dir)
-    disk.make_dirs(root)
-    buffers = {name: value.cpu() for name, value in session.buffers().items()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """A session's state at one moment, on the host; nobody changes it any more."""
+
+    uid: str
+    root: Path
+    manifest: Manifest
+    buffers: dict[str, Tensor]
+
+
+def copy(base: BaseModel, session: Session) -> Copied:
+    """What the engine's thread does of a snapshot: memory to memory, no disk."""
     manifest = Manifest(
         kind="snapshot",
         base_model=base.facts.hugging_face_id,
@@ -41,24 +55,47 @@ def take(disk: Disk, base: BaseModel, session: Session, keep: int) -> Snapshotte
         rank=session.adapter.rank,
         alpha=session.adapter.alpha,
         seed=session.seed,
-        counters=session.counters,
+        counters=msgspec.structs.replace(session.counters),
     )
-    applied = session.counters.applied
-    contents = {BUFFERS_FILE: safetensors.torch.save(buffers)}
+    return Copied(
+        uid=session.uid,
+        root=snapshots_dir(session.state_dir),
+        manifest=manifest,
+        buffers={
+            name: value.detach().to("cpu", copy=True) for name, value in session.buffers().items()
+        },
+    )
+
+
+def write(disk: Disk, copied: Copied, keep: int) -> Snapshotted:
+    """Make `snapshots/<applied>/` durable, then drop all but the newest `keep`.
+
+    Raises UnavailableError, and then the older ones are as they were.
+    """
+    root, applied = copied.root, copied.manifest.counters.applied
+    contents = {BUFFERS_FILE: safetensors.torch.save(copied.buffers)}
     try:
-        written, _ = write_folder(disk, root / str(applied), contents, manifest)
+        disk.make_dirs(root)
+        written, _ = write_folder(disk, root / str(applied), contents, copied.manifest)
     except OSError as error:
         raise UnavailableError(
-            f"session {session.uid}: its snapshot was not written: {error}; free space on the volume"
+            f"session {copied.uid}: its snapshot was not written: {error}; free space on the volume"
         ) from error
-    for old in existing(disk, session.state_dir)[keep:]:
-        disk.remove_tree(root / str(old))
+    for old in _in(disk, root)[keep:]:
+        try:
+            disk.remove_tree(root / str(old))
+        except OSError as error:  # the new one is durable all the same
+            log.warning("old_snapshot_kept", extra={"applied": old, "error": str(error)})
     return Snapshotted(applied=applied, size_bytes=written.size_bytes)
 
 
 def existing(disk: Disk, state_dir: str) -> list[int]:
     """Applied counts of the snapshots, newest first, damaged ones included."""
-    names = disk.names(snapshots_dir(state_dir))
+    return _in(disk, snapshots_dir(state_dir))
+
+
+def _in(disk: Disk, root: Path) -> list[int]:
+    names = disk.names(root)
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 

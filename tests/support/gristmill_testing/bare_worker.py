@@ -22,6 +22,7 @@ from gristmill_contracts.http import (
     OpenedSession,
     OpenSession,
     Problem,
+    Snapshotted,
     WorkerStatus,
 )
 from gristmill_contracts.ids import TenantName
@@ -102,6 +103,11 @@ class BareWorker:
             raise error_from(executed.error.code, executed.error.message)
         assert executed.result is not None
         return executed.result
+
+    def snapshot(self) -> Snapshotted:
+        """Returns once it is durable."""
+        answer = self._send("POST", f"/v1/sessions/{self._uid}/snapshot", b"")
+        return msgspec.msgpack.decode(answer, type=Snapshotted)
 
     def _send(self, method: str, path: str, body: bytes) -> bytes:
         started = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gristmill_contracts.errors import error_from
-from gristmill_contracts.http import Execute, Executed, OpenedSession, OpenSession
+from gristmill_contracts.http import Execute, Executed, OpenedSession, OpenSession, Snapshotted
 from gristmill_contracts.ids import TenantName
 from gristmill_contracts.operations import (
     CheckpointRef,
@@ -122,6 +122,10 @@ class Client:
         result: Any = self.run(step(rate, **changes))
         metrics: dict[str, float] = result.metrics
         return metrics
+
+    def snapshot(self) -> Snapshotted:
+        """Waits until it is durable. Raises what the writing raised."""
+        return self.runner.snapshot(self.uid).result()
 
     def save_weights(self, *, merge: bool = False) -> SaveResult:
         result = self.run(SaveWeights(location="acme/bucket", merge=merge, description=""))
