@@ -40,7 +40,13 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 METER_POSTS: Final = frozenset(
-    {"/v1/producers", "/v1/usage/batches", "/v1/checkpoints", "/v1/heartbeats"}
+    {
+        "/v1/producers",
+        "/v1/usage/batches",
+        "/v1/cloudevents",
+        "/v1/checkpoints",
+        "/v1/heartbeats",
+    }
 )
 METER_SESSION_POSTS: Final = re.compile(r"/v1/sessions/[^/]+/(inbox/claim|inbox/ack|archive)")
 """The route sees to it that the session is the meter's own."""

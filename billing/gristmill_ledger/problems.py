@@ -8,7 +8,7 @@ from gristmill_ledger.decisions import SequenceGapError
 
 STATUSES: Final = {
     "invalid_request": 400, "unauthenticated": 401, "forbidden": 403, "not_found": 404,
-    "conflict": 409, "fenced": 409, "served": 409, "too_large": 413, "overloaded": 429, "unavailable": 503,
+    "conflict": 409, "fenced": 409, "served": 409, "too_large": 413, "torn": 400, "overloaded": 429, "unavailable": 503,
 }  # fmt: skip
 
 
@@ -16,6 +16,13 @@ class TooLargeError(GristmillError):
     """The body, or the list in it, is over its bound. Nothing was changed."""
 
     code = "too_large"
+
+
+class TornError(GristmillError):
+    """The body is not what its sender summed up. Nothing was changed, and the same may be sent again."""
+
+    code = "torn"
+    retryable = True
 
 
 def status_of(error: GristmillError) -> int:

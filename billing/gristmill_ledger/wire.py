@@ -8,15 +8,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gristmill_contracts import limits
+from gristmill_contracts.body_crc import CRC_HEADER, crc_of
 from gristmill_contracts.errors import GristmillError, InvalidRequestError
 from gristmill_contracts.http import CONTENT_TYPE
-from gristmill_ledger.problems import TooLargeError, problem_of, status_of
+from gristmill_ledger.problems import TooLargeError, TornError, problem_of, status_of
 
 Message = TypeVar("Message")
 JSON_TYPE: Final = "application/json"
 JSON_PATHS: Final = frozenset(
-    {"/v1/usage", "/v1/explain", "/v1/estimate", "/v1/rerate"}
-    | {"/v1/reconcile", "/v1/reconcile/decisions"}
+    {
+        "/v1/usage",
+        "/v1/explain",
+        "/v1/estimate",
+        "/v1/rerate",
+        "/v1/reconcile",
+        "/v1/reconcile/decisions",
+        "/v1/cloudevents",
+    }
 )
 """Routes whose answers and problems are JSON."""
 
@@ -24,12 +32,8 @@ JSON_PATHS: Final = frozenset(
 async def read_message(
     request: Request, kind: type[Message], *, bytes_max: int = limits.CONTROL_BODY_BYTES_MAX
 ) -> Message:
-    """Decode the body. Raises TooLargeError or InvalidRequestError."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > bytes_max:
-            raise TooLargeError(f"the body is over {bytes_max} bytes; send less at once")
+    """Decode the body. Raises TooLargeError, TornError or InvalidRequestError."""
+    body = await read_body(request, bytes_max=bytes_max)
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -37,6 +41,21 @@ async def read_message(
         raise InvalidRequestError(
             f"the body is no {name} in msgpack: {error}; see gristmill_contracts.http"
         ) from error
+
+
+async def read_body(request: Request, *, bytes_max: int) -> bytearray:
+    """The whole body. Raises TooLargeError, or TornError where it is not what its sender summed up."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            raise TooLargeError(f"the body is over {bytes_max} bytes; send less at once")
+    told = request.headers.get(CRC_HEADER)
+    if told is not None and told.lower() != (found := crc_of(body)):
+        raise TornError(
+            f"{CRC_HEADER} is {told[:20]!r}, but the body that came has {found!r}; send it again"
+        )
+    return body
 
 
 def answer(message: object) -> Response:

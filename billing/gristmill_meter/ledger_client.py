@@ -11,6 +11,7 @@ import msgspec
 from yarl import URL
 
 from gristmill_contracts import limits
+from gristmill_contracts.body_crc import CRC_HEADER, crc_of
 from gristmill_contracts.budgets import (
     Lease,
     LeaseAnswer,
@@ -91,8 +92,10 @@ class LedgerClient:
         return await self._post("/v1/producers", request, ProducerCursor, headers)
 
     async def post_batch(self, batch: UsageBatch, attempt: int) -> ProducerCursor:
-        headers = self.headers(batch.producer, attempt)
-        return await self._post("/v1/usage/batches", batch, ProducerCursor, headers)
+        content = msgspec.msgpack.encode(batch)
+        headers = self.headers(batch.producer, attempt) | {CRC_HEADER: crc_of(content)}
+        read = await self._call("POST", "/v1/usage/batches", content, headers)
+        return msgspec.msgpack.decode(read, type=ProducerCursor)
 
     async def register_checkpoint(self, request: RegisterCheckpoint, attempt: int) -> Checkpoint:
         headers = self.headers(request.session, attempt)

@@ -21,7 +21,9 @@ meter -> worker (HTTP on a unix socket):
     DELETE /v1/sessions/{uid}                      -> Empty
 meter -> ledger (HTTP):
     POST /v1/producers                             RegisterProducer -> ProducerCursor
-    POST /v1/usage/batches                         UsageBatch -> ProducerCursor; gap: 409 with Problem.expected_seq
+    POST /v1/usage/batches                         UsageBatch -> ProducerCursor; gap: 409 with Problem.expected_seq.
+                                                   X-Gristmill-CRC32 of the body (contracts.body_crc): "torn"
+    POST /v1/cloudevents                           the same in JSON, see docs/reference/cloudevents.md
     POST /v1/checkpoints                           RegisterCheckpoint -> Checkpoint (idempotent by id)
     POST /v1/heartbeats                            list[Heartbeat] -> HeartbeatAnswer (contracts.cluster_http)
     PUT  /v1/artifacts/{tenant}/{path}             raw bytes; X-Gristmill-SHA256 of them -> Empty;

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gristmill_contracts import limits
-from gristmill_contracts.http import Problem
-from gristmill_contracts.usage import Counts
+from gristmill_contracts import metrics as names
+from gristmill_contracts.body_crc import CRC_HEADER, crc_of
+from gristmill_contracts.http import Empty, Problem
+from gristmill_contracts.price_book import Price, PriceBook
+from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger import schema
 from gristmill_testing.ledger import (
     LedgerClient,
@@ -134,6 +138,54 @@ async def test_too_large_a_body_is_refused(client: LedgerClient) -> None:
     body = b"\0" * (limits.CONTROL_BODY_BYTES_MAX + 1)
     status, problem = await refused(client, "POST", "/v1/checkpoints", body)
     assert (status, problem.code) == (413, "too_large")
+
+
+async def test_a_batch_that_is_torn_anywhere_is_refused(client: LedgerClient) -> None:
+    body = msgspec.msgpack.encode(make_batch("p", [make_event(2)]))
+    before = dump(client)
+    for size in [*range(0, len(body), 7), len(body) - 1]:
+        status, answer = await client.call("POST", "/v1/usage/batches", body[:size])
+        problem = msgspec.msgpack.decode(answer, type=Problem)
+        assert (status, problem.code) == (400, "invalid_request"), size
+    assert dump(client) == before
+    assert (await client.call("POST", "/v1/usage/batches", body))[0] == 200
+
+
+async def test_a_batch_with_a_wrong_crc_is_refused_and_the_right_one_is_taken(
+    client: LedgerClient,
+) -> None:
+    good = msgspec.msgpack.encode(make_batch("p", [make_event(2, counts=Counts(train=5))]))
+    bad = good.replace(b"train\x05", b"train\x07")
+    assert good != bad
+    careful = replace(client, headers={CRC_HEADER: crc_of(good)})
+    status, problem = await refused(careful, "POST", "/v1/usage/batches", bad)
+    assert (status, problem.code, problem.retryable) == (400, "torn", True)
+    for told in ("", "0", "zzzzzzzz", crc_of(good) + "0"):
+        careful = replace(client, headers={CRC_HEADER: told})
+        status, problem = await refused(careful, "POST", "/v1/usage/batches", good)
+        assert (status, problem.code) == (400, "torn"), told
+    careful = replace(client, headers={CRC_HEADER: crc_of(good).upper()})
+    assert (await careful.call("POST", "/v1/usage/batches", good))[0] == 200
+    assert [row["train"] for row in stored_rows(client.ledger.database)] == [0, 5]
+
+
+async def test_an_unknown_model_is_kept_shown_and_alarmed_and_never_free(tmp_path: Path) -> None:
+    async with running_ledger(tmp_path, price_book="own") as client:
+        prices = [Price(model="tiny", token_type=kind, micros_per_mtok=2) for kind in TOKEN_TYPES]
+        book = PriceBook(name="own", currency="USD", effective_from_us=0, prices=prices)
+        await client.ask(Empty, "PUT", "/v1/price-books/own", book)
+        await client.register("p")
+        await client.post("p", [make_event(1), make_event(2, model="unheard-of")])
+        priced, unknown = stored_rows(client.ledger.database)
+        assert "unpriced" not in (priced["quarantined"] or "")
+        assert "unpriced" in unknown["quarantined"].split(",")
+        await client.ledger.follower.catch_up()
+        rows = {row["model"]: row for row in (await client.usage(group_by="model"))["rows"]}
+        assert rows["tiny"]["cost_pico"] == 70
+        assert (rows["unheard-of"]["total"], rows["unheard-of"]["cost_pico"]) == (35, None)
+        assert "unheard-of" in rows["unheard-of"]["cost_reason"]
+        _, body = await client.call("GET", "/metrics")
+        assert f"{names.LEDGER_UNPRICED_EVENTS} 1.0" in body.decode()
 
 
 async def test_a_full_batch_of_the_longest_names_is_not_too_large(client: LedgerClient) -> None:

@@ -34,6 +34,7 @@ UID = "s-1"
 ROUTES = [
     ("POST", "/v1/producers"),
     ("POST", "/v1/usage/batches"),
+    ("POST", "/v1/cloudevents"),
     ("POST", "/v1/checkpoints"),
     ("POST", "/v1/heartbeats"),
     ("GET", "/v1/heartbeats"),
@@ -155,7 +156,9 @@ async def test_a_meter_reaches_what_meters_need_and_nothing_else(client: LedgerC
     await meter.register(UID)
     assert (await meter.post(UID, [make_event(1)])).acked_seq == 1
     await meter.ask(HeartbeatAnswer, "POST", "/v1/heartbeats", [make_heartbeat(UID)])
-    allowed = ("/v1/producers", "/v1/usage/batches", "/v1/checkpoints", "/v1/heartbeats")
+    allowed = (
+        "/v1/producers", "/v1/usage/batches", "/v1/cloudevents", "/v1/checkpoints", "/v1/heartbeats",
+    )  # fmt: skip
     for method, path in ROUTES:
         if (method == "POST" and path in allowed) or path.startswith("/v1/artifacts"):
             continue

@@ -2,19 +2,21 @@
 
 import logging
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import ForbiddenError
-from gristmill_contracts.http import Heartbeat, RegisterProducer, UsageBatch
+from gristmill_contracts.http import Heartbeat, ProducerCursor, RegisterProducer, UsageBatch
 from gristmill_ledger.auth import caller_of
+from gristmill_ledger.cloud_events import read_events, to_batch
 from gristmill_ledger.decisions import check_batch
 from gristmill_ledger.events import Post, Stored
 from gristmill_ledger.heartbeats import check_heartbeats
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.problems import TooLargeError
 from gristmill_ledger.producers import check_registration, register_producer
-from gristmill_ledger.wire import answer, read_message
+from gristmill_ledger.wire import answer, answer_json, read_body, read_message
 
 log = logging.getLogger(__name__)
 router = APIRouter()
@@ -43,13 +45,26 @@ async def register(request: Request) -> Response:
 
 @router.post("/v1/usage/batches")
 async def receive(request: Request) -> Response:
-    ledger: Ledger = request.app.state.ledger
     # Wide, for a full batch of long names must pass: what was released is never refused.
     batch = await read_message(request, UsageBatch, bytes_max=limits.REQUEST_BODY_BYTES_MAX)
     if len(batch.events) > limits.BATCH_EVENTS_MAX:
         raise TooLargeError(
             f"the batch holds {len(batch.events)} events; send at most {limits.BATCH_EVENTS_MAX}"
         )
+    return answer(await _store(request, batch))
+
+
+@router.post("/v1/cloudevents")
+async def receive_cloud_events(request: Request) -> Response:
+    """The same, from whoever speaks CloudEvents: the same checks, and the same answers in JSON."""
+    body = await read_body(request, bytes_max=limits.REQUEST_BODY_BYTES_MAX)
+    batch = to_batch(read_events(body, request.headers.get("content-type", "")))
+    return answer_json(msgspec.to_builtins(await _store(request, batch)))
+
+
+async def _store(request: Request, batch: UsageBatch) -> ProducerCursor:
+    """Check a batch, store it, and count and log what became of it."""
+    ledger: Ledger = request.app.state.ledger
     check_batch(batch)
     caller = caller_of(request)
     caller.check_session(batch.producer)
@@ -60,7 +75,7 @@ async def receive(request: Request) -> Response:
             extra={"producer": batch.producer, "attempt": caller.attempt, "new": stored.inserted},
         )
     _report(ledger, stored)
-    return answer(stored.cursor)
+    return stored.cursor
 
 
 def _report(ledger: Ledger, stored: Stored) -> None:
