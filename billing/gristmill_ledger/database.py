@@ -6,6 +6,7 @@ transaction: SQLite's begins IMMEDIATE for writers, PostgreSQL's is READ COMMITT
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ Work = Callable[[Connection], Answer]
 RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01"})
 SWITCH_PAUSE_S: Final = 0.02
 READ_ONLY: Final = "gristmill_read_only"
+BUSY_S: Final = 0.2
+"""How long after a write the next one is expected."""
 
 
 def open_engine(url: str, *, busy_timeout_s: float, connections: int) -> Engine:
@@ -113,6 +116,7 @@ class Database:
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._writes_pending_max = writes_pending_max
         self._writes_pending = 0
+        self._asked_at = -math.inf
         self.on_commit: Callable[[float], None] = lambda _seconds: None
 
     @property
@@ -120,8 +124,13 @@ class Database:
         """Writes that wait or run."""
         return self._writes_pending
 
-    async def write(self, work: Work[Answer]) -> Answer:
-        """Run `work` in one transaction on the writer thread.
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for the writer, or will in a moment: between two commits nobody does."""
+        return self._writes_pending > 0 or time.monotonic() - self._asked_at < BUSY_S
+
+    async def write(self, work: Work[Answer], *, behind: bool = False) -> Answer:
+        """Run `work` in one transaction on the writer thread. behind: nobody waits for it.
 
         Raises OverloadedError when too many writes wait, UnavailableError when the database is away.
         """
@@ -131,6 +140,8 @@ class Database:
                 "send the same request again later"
             )
         self._writes_pending += 1
+        if not behind:
+            self._asked_at = time.monotonic()
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._writer, self.write_now, work)

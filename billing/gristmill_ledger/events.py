@@ -20,12 +20,14 @@ from gristmill_ledger.budgets.settle import UNSETTLED, Settled, settle
 from gristmill_ledger.chain.rows import NewRow, append_rows, lock_head
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.decisions import Decision, Encoded, ProducerState, decide, oddities
+from gristmill_ledger.driver import change_all
+from gristmill_ledger.lists import among
 from gristmill_ledger.prices import PriceList, load_prices
 
 # Built once: composing a statement costs more than SQLite takes to run it.
 _PRODUCERS: Final = (
     select(schema.producer)
-    .where(schema.producer.c.producer.in_(bindparam("keys", expanding=True)))
+    .where(among(schema.producer.c.producer, "keys"))
     .order_by(schema.producer.c.producer)
     .with_for_update()
 )
@@ -42,7 +44,7 @@ _SESSIONS: Final = (
     .outerjoin(
         schema.session_price_book, schema.session_price_book.c.session == schema.session.c.uid
     )
-    .where(schema.session.c.uid.in_(bindparam("uids", expanding=True)))
+    .where(among(schema.session.c.uid, "uids"))
 )
 """A session's book is recorded with the session, never without it."""
 _MOVE_CURSOR: Final = (
@@ -50,6 +52,13 @@ _MOVE_CURSOR: Final = (
     .where(schema.producer.c.producer == bindparam("key"))
     .values(acked_seq=bindparam("value"))
 )
+
+_MOVE_CURSORS: Final = (
+    "UPDATE producer AS known SET acked_seq = told.acked_seq "
+    "FROM unnest(%s::text[], %s::bigint[]) AS told (producer, acked_seq) "
+    "WHERE known.producer = told.producer"
+)
+"""Their rows are locked already, so that the order does not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,9 +284,8 @@ def _move_cursors(connection: Connection, accepted: Sequence[Decided]) -> None:
         if not each.decision.fenced and each.decision.acked_seq > each.state.acked_seq
     }
     if cursors:
-        connection.execute(
-            _MOVE_CURSOR, [{"key": each, "value": cursors[each]} for each in sorted(cursors)]
-        )
+        rows = [{"key": each, "value": cursors[each]} for each in sorted(cursors)]
+        change_all(connection, _MOVE_CURSOR, _MOVE_CURSORS, rows)
 
 
 def _stored(decided: Decided, rows: Sequence[NewRow]) -> Stored:

@@ -58,10 +58,11 @@ class Follower:
         return rated
 
     async def _step(self) -> Progress:
-        busy = self.database.writes_pending > 0
+        busy = self.database.busy
         rows_max = limits.RATING_ROWS_BUSY_MAX if busy else limits.RATING_ROWS_MAX
         done = await self.database.write(
-            lambda c: rate_behind(c, book=self.book, now_us=now_us(), rows_max=rows_max)
+            lambda c: rate_behind(c, book=self.book, now_us=now_us(), rows_max=rows_max),
+            behind=True,
         )
         if done.unpriced:
             self.metrics.rating.unpriced.inc(done.unpriced)

@@ -19,7 +19,8 @@ from gristmill_cli.local.ledger_client import reported
 from gristmill_contracts.chain import export
 from gristmill_contracts.chain.export import Auditor, Item, Report, read_items
 from gristmill_contracts.chain.notes import SignedHead, VerifierKey, open_note
-from gristmill_contracts.chain_http import NEXT_AFTER_HEADER, ChainKeys, SignedNote
+from gristmill_contracts.chain_http import NEXT_AFTER_HEADER, ChainKeys, ChainLengths, SignedNote
+from gristmill_contracts.errors import NotFoundError
 
 T = TypeVar("T")
 TIMEOUT_S: Final = 120
@@ -51,6 +52,14 @@ class LedgerChains:
                 return newest
             newest = open_note(notes[-1].note, keys)
             after = notes[-1].seq
+
+    def lengths(self) -> dict[str, int] | None:
+        """Tenant -> rows, as the ledger says; None = it is of the release before, and tells none."""
+        try:
+            body, _ = self._call("GET", "/v1/chain/lengths")
+        except NotFoundError:
+            return None
+        return _decoded(body, ChainLengths).tenants
 
     def start(self) -> tuple[Item, list[str]]:
         """What an export of this ledger begins with, and which tenants there are."""

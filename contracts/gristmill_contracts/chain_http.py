@@ -8,6 +8,12 @@ NEXT_AFTER_HEADER: Final = "Gristmill-Next-After"
 """Of a page of an export: `after` of the next one. Not there: it was the tenant's last."""
 
 
+class ChainLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rows each tenant has: what a verification in parts is planned by. It proves nothing."""
+
+    tenants: dict[str, int]
+
+
 class ChainKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Verifier keys of the ledger's signed heads, as gristmill_contracts.chain.notes writes them."""
 

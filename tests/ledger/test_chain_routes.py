@@ -58,7 +58,7 @@ async def test_a_head_is_signed_on_demand_and_again_only_once_it_moved(tmp_path:
         assert newer == [second]
 
 
-@pytest.mark.parametrize("path", ["export/acme?after=x", "export/acme?after=6", "export/acme?after=-1", "export/acme?more=1", "heads/acme?after=1.5", "export?after=1"])  # fmt: skip
+@pytest.mark.parametrize("path", ["export/acme?after=x", "export/acme?after=6", "export/acme?after=-1", "export/acme?more=1", "heads/acme?after=1.5", "export?after=1", "lengths?after=1"])  # fmt: skip
 async def test_bad_questions_are_refused(tmp_path: Path, path: str) -> None:
     async with running_ledger(tmp_path) as client:
         await fill(client)
@@ -85,7 +85,12 @@ async def test_in_a_cluster_services_audit_and_meters_do_not(tmp_path: Path) -> 
     key_file = tmp_path / "cluster.key"
     key_file.write_bytes(KEY)
     async with running_ledger(tmp_path / "data", cluster_key_file=key_file) as client:
-        paths = ("/v1/chain/export", "/v1/chain/export/acme", "/v1/chain/heads/acme")
+        paths = (
+            "/v1/chain/export",
+            "/v1/chain/export/acme",
+            "/v1/chain/heads/acme",
+            "/v1/chain/lengths",
+        )
         for path in paths:
             assert (await client.call("GET", path))[0] == 401
             assert (await client.as_meter(KEY, "s-1").call("GET", path))[0] == 403

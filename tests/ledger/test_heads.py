@@ -21,6 +21,7 @@ from gristmill_contracts.chain.notes import (
 )  # fmt: skip
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_ledger.artifacts import LocalArtifactStore
+from gristmill_ledger.chain import keeper as keeper_module
 from gristmill_ledger.chain.heads import HOUR_US, hour_slot, newest_notes, sign_heads
 from gristmill_ledger.chain.keeper import Keeper
 from gristmill_ledger.chain.keys import open_key
@@ -197,6 +198,26 @@ async def test_heads_are_copied_to_a_second_place(database: Database, tmp_path: 
     ]  # fmt: skip
     notes = {note.text for note in database.read_now(newest_notes)}
     assert {path.read_text() for path in files} >= notes
+
+
+async def test_many_heads_are_signed_in_transactions_that_hold_up_nobody(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "HEADS_TOGETHER", 2)
+    commits: list[float] = []
+    tenants = [f"t-{n}" for n in range(5)]
+    for tenant in tenants:
+        fill_chain(database, tenant, rows=2)
+    keeping = keeper(database)
+    database.on_commit = commits.append
+    await keeping.sign()
+    assert len(commits) == 3
+    rows = stored_rows(database, "chain_checkpoint")
+    assert [(row["tenant"], row["seq"]) for row in rows] == [(tenant, 2) for tenant in tenants]
+    keeping.signed_slot = ""
+    await keeping.sign()
+    assert len(commits) == 3, "none has moved"
+    assert len(stored_rows(database, "chain_checkpoint")) == 5
 
 
 async def test_a_copy_that_was_lost_is_made_again(database: Database, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Select, bindparam, select
 
 from gristmill_contracts import limits
 from gristmill_ledger.budgets.amounts import Change, Crossing, move_all
-from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.driver import change_all, insert_all
+from gristmill_ledger.lists import among
 from gristmill_ledger.schema import budgets as tables
 
 LEASE_US: Final = int(limits.BUDGET_LEASE_S * 1_000_000)
@@ -22,7 +23,7 @@ _balance = tables.reservation_balance.c
 _ROWS: Final = (
     select(tables.reservation_balance).order_by(_balance.lease, _balance.budget).with_for_update()
 )
-OF_LEASES: Final = _ROWS.where(_balance.lease.in_(bindparam("leases", expanding=True)))
+OF_LEASES: Final = _ROWS.where(among(_balance.lease, "leases"))
 _KEY: Final = (
     _balance.lease == bindparam("of_lease"),
     _balance.budget == bindparam("of_budget"),
@@ -38,14 +39,26 @@ _SAVE: Final = (
     )
 )
 _DROP: Final = tables.reservation_balance.delete().where(*_KEY)
-_THRESHOLDS: Final = select(tables.budget_terms.c.budget, tables.budget_terms.c.thresholds).where(
-    tables.budget_terms.c.budget.in_(bindparam("budgets", expanding=True))
+# PostgreSQL runs a statement for each row of an executemany: here one does for all.
+_SAVE_ALL: Final = (
+    "UPDATE reservation_balance AS known SET posted = told.posted, rest = told.rest, "
+    "suspended = told.suspended, unknown_usage = told.unknown_usage "
+    "FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+    "AS told (lease, budget, posted, rest, suspended, unknown_usage) "
+    "WHERE known.lease = told.lease AND known.budget = told.budget"
 )
-_RESOLVE: Final = tables.reservation_resolution.insert()
+_DROP_ALL: Final = (
+    "DELETE FROM reservation_balance AS known "
+    "USING unnest(%s::text[], %s::text[]) AS told (lease, budget) "
+    "WHERE known.lease = told.lease AND known.budget = told.budget"
+)
+_THRESHOLDS: Final = select(tables.budget_terms.c.budget, tables.budget_terms.c.thresholds).where(
+    among(tables.budget_terms.c.budget, "budgets")
+)
 _RENEW: Final = (
     tables.reservation_balance.update()
     .where(
-        _balance.lease.in_(bindparam("leases", expanding=True)),
+        among(_balance.lease, "leases"),
         _balance.session == bindparam("of_session"),
         _balance.attempt == bindparam("of_attempt"),
         _balance.suspended == 0,
@@ -97,6 +110,7 @@ class Changes:
         default_factory=lambda: defaultdict(Change)
     )
     saved: list[dict[str, object]] = field(default_factory=list)
+    suspended: list[dict[str, object]] = field(default_factory=list)
     resolutions: list[dict[str, object]] = field(default_factory=list)
 
     def add(self, period: tuple[str, int], more: Change) -> None:
@@ -162,23 +176,24 @@ def resolve(
 
 
 def suspend(
-    connection: Connection,
     balance: Balance,
     changes: Changes,
     reason: Literal["expired", "unknown_usage"],
     now_us: int,
 ) -> None:
-    """Keep a hold that nobody answers for. Nothing is freed: it may have been spent."""
-    if not balance.suspended:
-        changes.add(balance.period, Change(reserved=-balance.rest, suspense=balance.rest))
-    insert_or_skip(
-        connection,
-        tables.reservation_suspense,
-        lease=balance.lease,
-        budget=balance.budget,
-        amount=balance.rest,
-        reason=reason,
-        at_us=now_us,
+    """Keep a hold that nobody answers for. Nothing is freed: it may have been spent. Once in suspense, it
+    stays so until it ends."""
+    if balance.suspended:
+        return
+    changes.add(balance.period, Change(reserved=-balance.rest, suspense=balance.rest))
+    changes.suspended.append(
+        {
+            "lease": balance.lease,
+            "budget": balance.budget,
+            "amount": balance.rest,
+            "reason": reason,
+            "at_us": now_us,
+        }
     )
     balance.suspended = 1
     changes.save(balance)
@@ -196,7 +211,7 @@ def give_back(
     last = not any(keep.values())
     for each in balances:
         if last and each.unknown_usage and each.rest:
-            suspend(connection, each, changes, "unknown_usage", now_us)
+            suspend(each, changes, "unknown_usage", now_us)
         elif last:
             resolved.append(resolve(each, changes, "returned", now_us))
         elif (kept := min(each.rest, keep.get(each.budget, 0))) < each.rest:
@@ -226,13 +241,14 @@ def renew(
 def apply(connection: Connection, changes: Changes, now_us: int) -> list[Crossing]:
     """Write the holds that changed or ended, then bring the periods up to date, in order."""
     if changes.saved:
-        connection.execute(_SAVE, changes.saved)
+        change_all(connection, _SAVE, _SAVE_ALL, changes.saved)
+    insert_all(connection, tables.reservation_suspense, changes.suspended)
     if changes.resolutions:
-        connection.execute(_RESOLVE, changes.resolutions)
+        insert_all(connection, tables.reservation_resolution, changes.resolutions)
         ended = [
             {"of_lease": each["lease"], "of_budget": each["budget"]} for each in changes.resolutions
         ]
-        connection.execute(_DROP, ended)
+        change_all(connection, _DROP, _DROP_ALL, ended)
     if not changes.periods:
         return []
     budgets = sorted({budget for budget, _ in changes.periods})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, select
 
 from gristmill_contracts import limits
 from gristmill_contracts.budgets import TOKENS, Hold, Lease, LeaseAnswer, TakeLease
@@ -24,6 +24,8 @@ from gristmill_ledger.budgets.figures import Scopes, applicable
 from gristmill_ledger.budgets.granting import Asked, Decided, decide_all, denied, totals
 from gristmill_ledger.budgets.holds import LEASE_US
 from gristmill_ledger.budgets.open_leases import read_holds, seconds_left
+from gristmill_ledger.driver import insert_all
+from gristmill_ledger.lists import among
 from gristmill_ledger.prices import PriceList, load_prices
 from gristmill_ledger.schema import budgets as tables
 
@@ -42,13 +44,11 @@ _SESSIONS: Final = (
             schema.session_price_book, _book.session == _session.uid
         )
     )
-    .where(_session.uid.in_(bindparam("uids", expanding=True)))
+    .where(among(_session.uid, "uids"))
 )
-_KNOWN: Final = select(tables.budget_lease).where(
-    tables.budget_lease.c.id.in_(bindparam("ids", expanding=True))
-)
+_KNOWN: Final = select(tables.budget_lease).where(among(tables.budget_lease.c.id, "ids"))
 _VERSIONS: Final = select(_version.tenant, _version.version).where(
-    _version.tenant.in_(bindparam("tenants", expanding=True))
+    among(_version.tenant, "tenants")
 )
 
 
@@ -202,9 +202,9 @@ def _record(connection: Connection, decided: list[Decided], now_us: int) -> None
                 | {"session": request.session, "attempt": request.attempt, "posted": 0, "rest": amount,
                    "expires_us": now_us + LEASE_US, "suspended": 0, "unknown_usage": 0}
             )  # fmt: skip
-    connection.execute(tables.budget_lease.insert(), leases)
-    connection.execute(tables.reservation.insert(), reservations)
-    connection.execute(tables.reservation_balance.insert(), balances)
+    insert_all(connection, tables.budget_lease, leases)
+    insert_all(connection, tables.reservation, reservations)
+    insert_all(connection, tables.reservation_balance, balances)
 
 
 def _answer(decided: Decided, version: int, now_us: int) -> LeaseAnswer:

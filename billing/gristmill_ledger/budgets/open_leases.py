@@ -8,6 +8,7 @@ from sqlalchemy import Connection, and_, bindparam, select
 
 from gristmill_contracts.budgets import Hold, OpenLease, Renewed
 from gristmill_contracts.ids import SessionUid
+from gristmill_ledger.lists import among
 from gristmill_ledger.schema import budgets as tables
 
 _lease, _reservation = tables.budget_lease.c, tables.reservation.c
@@ -29,12 +30,10 @@ _HELD: Final = (
             and_(_balance.lease == _reservation.lease, _balance.budget == _reservation.budget),
         )
     )
-    .where(_reservation.lease.in_(bindparam("leases", expanding=True)))
+    .where(among(_reservation.lease, "leases"))
     .order_by(_reservation.lease, _reservation.budget)
 )
-_LEASES: Final = select(tables.budget_lease).where(
-    _lease.id.in_(bindparam("leases", expanding=True))
-)
+_LEASES: Final = select(tables.budget_lease).where(among(_lease.id, "leases"))
 _OF_SESSION: Final = select(_balance.lease).where(_balance.session == bindparam("uid")).distinct()
 
 

@@ -14,6 +14,7 @@ from gristmill_ledger.budgets.decide import Figures
 from gristmill_ledger.budgets.figures import Scopes
 from gristmill_ledger.budgets.holds import Balance
 from gristmill_ledger.budgets.settling import Reserved, Settlement, settlement
+from gristmill_ledger.lists import among
 from gristmill_ledger.prices import load_prices
 from gristmill_ledger.registry import session_book
 from gristmill_ledger.schema import budgets as tables
@@ -33,7 +34,7 @@ _RESERVED: Final = (
         )
     )
     .where(
-        _reservation.lease.in_(bindparam("leases", expanding=True)),
+        among(_reservation.lease, "leases"),
         _lease.tenant == bindparam("tenant"),
     )
 )

@@ -55,7 +55,7 @@ def sweep(connection: Connection, now_us: int) -> Swept:
     for each in holds.lock_leases(connection, expired):
         # Looked at again under the lock: it may have been renewed meanwhile.
         if not each.suspended and each.expires_us <= now_us:
-            holds.suspend(connection, each, changes, "expired", now_us)
+            holds.suspend(each, changes, "expired", now_us)
             suspended += 1
     holds.apply(connection, changes, now_us)
     changes = holds.Changes()

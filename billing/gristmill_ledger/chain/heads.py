@@ -1,5 +1,6 @@
 """Heads of the tenants' chains, signed each hour and whenever somebody asks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,16 +13,24 @@ from gristmill_ledger.schema.chain import chain_checkpoint
 
 HOUR_US: Final = 3_600_000_000
 
+_head, _note, _of_tenant = schema.tenant_head.c, chain_checkpoint.c, chain_checkpoint.alias().c
+# Tenant by tenant, from the end of its key: there is a note for each tenant and hour, for ever.
 _LAST_SIGNED: Final = (
-    select(chain_checkpoint.c.tenant, func.max(chain_checkpoint.c.seq).label("seq"))
-    .group_by(chain_checkpoint.c.tenant)
-    .subquery()
+    select(func.max(_of_tenant.seq))
+    .where(_of_tenant.tenant == _head.tenant)
+    .correlate(schema.tenant_head)
+    .scalar_subquery()
 )
 _UNSIGNED: Final = (
     select(schema.tenant_head)
-    .outerjoin(_LAST_SIGNED, _LAST_SIGNED.c.tenant == schema.tenant_head.c.tenant)
-    .where(schema.tenant_head.c.seq > func.coalesce(_LAST_SIGNED.c.seq, 0))
-    .order_by(schema.tenant_head.c.tenant)
+    .where(_head.seq > func.coalesce(_LAST_SIGNED, 0))
+    .order_by(_head.tenant)
+)
+_NEWEST: Final = (
+    select(_note.tenant, _note.seq, _note.note)
+    .join(schema.tenant_head, _head.tenant == _note.tenant)
+    .where(_note.seq == _LAST_SIGNED)
+    .order_by(_note.tenant)
 )
 _NOTES: Final = (
     select(chain_checkpoint.c.tenant, chain_checkpoint.c.seq, chain_checkpoint.c.note)
@@ -47,14 +56,24 @@ def hour_slot(at_us: int) -> str:
     return f"hour {at_us // HOUR_US}"
 
 
+def unsigned_tenants(connection: Connection) -> list[str]:
+    """Those whose head moved since it was signed last."""
+    return [row.tenant for row in connection.execute(_UNSIGNED)]
+
+
 def sign_heads(
-    connection: Connection, key: SigningKey, *, at_us: int, slot: str, tenant: str | None = None
+    connection: Connection,
+    key: SigningKey,
+    *,
+    at_us: int,
+    slot: str,
+    tenants: Sequence[str] | None = None,
 ) -> list[Note]:
-    """Sign the heads that moved since they were signed last, of one tenant or of all.
+    """Sign the heads that moved since they were signed last, of these tenants or of all.
 
     A slot is signed once for each tenant: a replica that finds it taken signs nothing.
     """
-    query = _UNSIGNED if tenant is None else _UNSIGNED.where(schema.tenant_head.c.tenant == tenant)
+    query = _UNSIGNED if tenants is None else _UNSIGNED.where(_head.tenant.in_(tenants))
     signed = []
     for row in connection.execute(query).all():
         head = SignedHead(tenant=row.tenant, seq=row.seq, hash=bytes(row.hash), at_us=at_us)
@@ -81,12 +100,7 @@ def notes_after(connection: Connection, tenant: str, after: int, most: int) -> l
 
 def newest_notes(connection: Connection, tenant: str | None = None) -> list[Note]:
     """The newest signed head of each tenant, or of one."""
-    newest = (chain_checkpoint.c.tenant == _LAST_SIGNED.c.tenant) & (
-        chain_checkpoint.c.seq == _LAST_SIGNED.c.seq
-    )
-    query = select(chain_checkpoint).join(_LAST_SIGNED, newest).order_by(chain_checkpoint.c.tenant)
-    if tenant is not None:
-        query = query.where(chain_checkpoint.c.tenant == tenant)
+    query = _NEWEST if tenant is None else _NEWEST.where(_head.tenant == tenant)
     return [
         Note(tenant=row.tenant, seq=row.seq, text=row.note) for row in connection.execute(query)
     ]

@@ -17,14 +17,22 @@ from gristmill_contracts.chain.walk import BrokenChainError, Walk
 from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.units import now_us
 from gristmill_ledger.artifact_port import ArtifactStore, put_bytes
-from gristmill_ledger.chain.heads import Note, hour_slot, newest_notes, notes_after, sign_heads
+from gristmill_ledger.chain.heads import (
+    Note,
+    hour_slot,
+    newest_notes,
+    notes_after,
+    sign_heads,
+    unsigned_tenants,
+)
 from gristmill_ledger.chain.pages import chain_heads, walk_page
-from gristmill_ledger.chain.rows import Head
 from gristmill_ledger.database import Database
 from gristmill_ledger.metrics import Metrics
 
 log = logging.getLogger(__name__)
 NOTES_AT_ONCE: Final = 1000
+HEADS_TOGETHER: Final = 20
+"""Heads that one transaction signs: usage waits behind it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,11 +76,15 @@ class Keeper:
         slot = hour_slot(at_us)
         if self.key is None or slot == self.signed_slot:
             return
-        sign = partial(sign_heads, key=self.key, at_us=at_us, slot=slot)
-        signed = await self.database.write(sign)
+        tenants = await self.database.read(unsigned_tenants)
+        signed = 0
+        for first in range(0, len(tenants), HEADS_TOGETHER):
+            some = tenants[first : first + HEADS_TOGETHER]
+            sign = partial(sign_heads, key=self.key, at_us=at_us, slot=slot, tenants=some)
+            signed += len(await self.database.write(sign, behind=True))
         self.signed_slot = slot
-        self.metrics.heads_signed.inc(len(signed))
-        log.info("chain_heads_signed", extra={"heads": len(signed)})
+        self.metrics.heads_signed.inc(signed)
+        log.info("chain_heads_signed", extra={"heads": signed})
 
     async def copy(self) -> None:
         """Copy every signed head that is not in the second place yet."""
@@ -91,15 +103,29 @@ class Keeper:
     async def verify(self) -> None:
         """Verify the rows behind those that were, in steps between which others read."""
         heads = await self.database.read(chain_heads)
+        stored = sum(head.seq for head in heads)
+        verified = sum(walk.seq for walk in self.walks.values())
         for head in heads:
             walk = self.walks.setdefault(head.tenant, Walk(tenant=head.tenant))
+            before = walk.seq
             try:
                 while head.tenant not in self.broken and walk.seq < head.seq:
-                    await self.database.read(partial(walk_page, walk=walk, last=head.seq))
+                    await self._walk(walk, head.seq)
             except BrokenChainError as error:
                 self._report(error)
-            self._count(heads)
-        self._count(heads)
+            if walk.seq != before:
+                verified += walk.seq - before
+                self._show(verified, stored)
+        self._show(verified, stored)
+
+    async def _walk(self, walk: Walk, last: int) -> None:
+        """The next rows. Their hashes take the processor from whoever commits: of a busy ledger they are few,
+        and then others have their turn."""
+        busy = self.database.busy
+        rows_max = limits.CHAIN_PAGE_BUSY_ROWS if busy else limits.CHAIN_PAGE_ROWS
+        await self.database.read(partial(walk_page, walk=walk, last=last, rows_max=rows_max))
+        if busy:
+            await asyncio.sleep(limits.CHAIN_BUSY_PAUSE_S)
 
     def _report(self, error: BrokenChainError) -> None:
         """Once for each tenant: behind the first broken row nothing can be verified."""
@@ -112,10 +138,9 @@ class Keeper:
                    "reason": fault.what},
         )  # fmt: skip
 
-    def _count(self, heads: list[Head]) -> None:
-        verified = sum(walk.seq for walk in self.walks.values())
+    def _show(self, verified: int, stored: int) -> None:
         self.metrics.chain_verified.set(verified)
-        self.metrics.chain_unverified.set(max(0, sum(head.seq for head in heads) - verified))
+        self.metrics.chain_unverified.set(max(0, stored - verified))
 
 
 def _copy(copies: ArtifactStore, note: Note) -> None:

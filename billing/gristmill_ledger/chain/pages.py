@@ -3,25 +3,23 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, func, select
 
 from gristmill_contracts import limits
 from gristmill_contracts.chain import encoding
 from gristmill_contracts.chain.walk import Walk
 from gristmill_ledger import schema
 from gristmill_ledger.chain.rows import Head
+from gristmill_ledger.driver import is_postgresql, raw_rows
 
 _HEADS: Final = select(schema.tenant_head).order_by(schema.tenant_head.c.tenant)
+_NAMES: Final = ", ".join(encoding.COLUMNS)
 _PAGE: Final = (
-    select(*(schema.usage_event.c[name] for name in encoding.COLUMNS))
-    .where(
-        schema.usage_event.c.tenant == bindparam("key"),
-        schema.usage_event.c.seq > bindparam("after"),
-        schema.usage_event.c.seq <= bindparam("last"),
-    )
-    .order_by(schema.usage_event.c.seq)
-    .limit(bindparam("most"))
+    f"SELECT {_NAMES} FROM usage_event WHERE tenant = {{0}} AND seq > {{0}} AND seq <= {{0}} "  # noqa: S608
+    "ORDER BY seq LIMIT {0}"
 )
+_SQLITE_PAGE: Final = _PAGE.format("?")
+_POSTGRESQL_PAGE: Final = _PAGE.format("%s")
 
 
 def chain_heads(connection: Connection) -> list[Head]:
@@ -45,8 +43,8 @@ def rows_after(
     connection: Connection, tenant: str, after: int, last: int, most: int
 ) -> Sequence[tuple[Any, ...]]:  # Any: column values
     """Rows behind number `after` up to `last`, at most `most`, in the order of `encoding.COLUMNS`."""
-    values = {"key": tenant, "after": after, "last": last, "most": most}
-    return [tuple(row) for row in connection.execute(_PAGE, values)]
+    statement = _POSTGRESQL_PAGE if is_postgresql(connection) else _SQLITE_PAGE
+    return raw_rows(connection, statement, (tenant, after, last, most))
 
 
 def row_hash_at(connection: Connection, tenant: str, seq: int) -> bytes | None:
@@ -66,9 +64,11 @@ def last_row(connection: Connection, tenant: str) -> int:
     return connection.execute(query).scalar_one() or 0
 
 
-def walk_page(connection: Connection, walk: Walk, last: int) -> None:
+def walk_page(
+    connection: Connection, walk: Walk, last: int, rows_max: int = limits.CHAIN_PAGE_ROWS
+) -> None:
     """Verify the next rows of a walk. Raises BrokenChainError."""
-    rows = rows_after(connection, walk.tenant, walk.seq, last, limits.CHAIN_PAGE_ROWS)
+    rows = rows_after(connection, walk.tenant, walk.seq, last, rows_max)
     walk.add(rows)
     if not rows:
         walk.finish([], last=(last, walk.hash))

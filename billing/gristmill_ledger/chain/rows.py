@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Connection, bindparam, select
-from sqlalchemy.exc import DBAPIError
 
 from gristmill_contracts.chain import encoding
 from gristmill_ledger import schema
 from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.driver import copy_rows
 
 Row = tuple[encoding.Value, ...]
 """The values of a row in the order of `encoding.COLUMNS`."""
@@ -89,21 +89,8 @@ def append_rows(connection: Connection, head: Head, rows: Sequence[NewRow], now_
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(_SQLITE_INSERT, finished)
     else:
-        _copy(connection, finished)
+        copy_rows(connection, _POSTGRESQL_COPY, finished)
     connection.execute(
         _MOVE_HEAD, {"key": last.tenant, "last_seq": last.seq, "last_hash": last.hash}
     )
     return last
-
-
-def _copy(connection: Connection, rows: Sequence[Row]) -> None:
-    driver = connection.dialect.loaded_dbapi
-    try:
-        with connection.connection.cursor() as cursor, cursor.copy(_POSTGRESQL_COPY) as copy:  # type: ignore[attr-defined]
-            for row in rows:
-                copy.write_row(row)
-    except driver.Error as error:
-        # Past SQLAlchemy: make it the error that a statement of its own would have raised.
-        raise DBAPIError.instance(
-            _POSTGRESQL_COPY, None, error, driver.Error, dialect=connection.dialect
-        ) from error

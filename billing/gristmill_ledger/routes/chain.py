@@ -6,12 +6,13 @@ from fastapi import APIRouter, Request, Response
 
 from gristmill_contracts import limits
 from gristmill_contracts.chain.export import MEDIA_TYPE
-from gristmill_contracts.chain_http import NEXT_AFTER_HEADER, ChainKeys, SignedNote
+from gristmill_contracts.chain_http import NEXT_AFTER_HEADER, ChainKeys, ChainLengths, SignedNote
 from gristmill_contracts.errors import InvalidRequestError, UnavailableError
 from gristmill_contracts.units import now_us
 from gristmill_ledger import checks
 from gristmill_ledger.chain.exporting import export_page, export_start
 from gristmill_ledger.chain.heads import Note, newest_notes, notes_after, sign_heads
+from gristmill_ledger.chain.pages import chain_heads
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.routes.registries import read_parameters
 from gristmill_ledger.wire import answer
@@ -44,6 +45,13 @@ async def get_page(request: Request, tenant: str) -> Response:
     return Response(page.body, headers=headers, media_type=MEDIA_TYPE)
 
 
+@router.get("/v1/chain/lengths")
+async def get_lengths(request: Request) -> Response:
+    read_parameters(request, ())
+    heads = await _ledger(request).database.read(chain_heads)
+    return answer(ChainLengths(tenants={head.tenant: head.seq for head in heads}))
+
+
 @router.get("/v1/chain/keys")
 async def get_keys(request: Request) -> Response:
     return answer(ChainKeys(keys=[str(key) for key in _ledger(request).keeper.verifiers]))
@@ -68,7 +76,7 @@ async def post_head(request: Request, tenant: str) -> Response:
         raise UnavailableError("this ledger has no key to sign heads with; set chain_key_file")
     at_us = now_us()
     signed = await ledger.database.write(
-        partial(sign_heads, key=key, at_us=at_us, slot=f"at {at_us}", tenant=tenant)
+        partial(sign_heads, key=key, at_us=at_us, slot=f"at {at_us}", tenants=[tenant])
     )
     if not signed:
         signed = await ledger.database.read(partial(newest_notes, tenant=tenant))

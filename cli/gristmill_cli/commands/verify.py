@@ -1,6 +1,7 @@
 """`gristmill verify`: compute the hash chains of the ledger again, here, so that nobody has to trust it."""
 
 import json
+import os
 import sys
 from contextlib import ExitStack
 from enum import StrEnum
@@ -9,8 +10,9 @@ from typing import Annotated, Final
 
 import typer
 
+from gristmill_cli.chain_parts import verify_parts
 from gristmill_cli.chain_source import LedgerChains, verify_file, verify_ledger
-from gristmill_cli.cluster.ledger import ledger_access
+from gristmill_cli.cluster.ledger import LedgerAccess, ledger_access
 from gristmill_cli.errors import CommandError
 from gristmill_cli.local.instance import require_instance
 from gristmill_cli.options import ClusterKeyFile, DataDir, LedgerUrl, find_layout
@@ -59,6 +61,16 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Keep the rows and heads as a file for --offline."),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            show_default=False,
+            help="Processes that verify beside each other. Default: one for each core.",
+        ),
+    ] = None,
     sign: Annotated[
         bool, typer.Option("--sign", help="Have the heads signed as they are now, first.")
     ] = False,
@@ -78,19 +90,21 @@ def verify(
         report = verify_file(offline, _auditor(keys, heads))
     else:
         url = ledger_url or require_instance(find_layout(data_dir)).ledger_url
-        chains = LedgerChains(ledger_access(url, cluster_key_file))
+        access = ledger_access(url, cluster_key_file)
+        chains = LedgerChains(access)
         if show_key:
             for found in chains.verifier_keys():
                 typer.echo(str(found))
             return
         keys = keys or _told_keys(chains)
         report = _verify_online(
-            chains,
+            access,
             _auditor(keys, heads),
             tenant or [],
             sign=sign,
             behind=from_checkpoint,
             file=export,
+            jobs=jobs or os.cpu_count() or 1,
         )
     _show(report, output)
     if not report.ok:
@@ -98,14 +112,16 @@ def verify(
 
 
 def _verify_online(
-    chains: LedgerChains,
+    access: LedgerAccess,
     auditor: Auditor,
     tenants: list[str],
     *,
     sign: bool,
     behind: bool,
     file: Path | None,
+    jobs: int,
 ) -> Report:
+    chains = LedgerChains(access)
     names = tenants or chains.start()[1]
     if sign:
         for name in names:
@@ -114,6 +130,12 @@ def _verify_online(
     if behind:
         found = {name: chains.newest_head(name, auditor.keys) for name in names}
         starts = {name: head.seq for name, head in found.items() if head is not None}
+    lengths = chains.lengths() if file is None else None
+    if lengths is not None:
+        return verify_parts(
+            access, auditor, lengths=lengths, tenants=tenants, starts=starts, jobs=jobs
+        )
+    # In order, by one process: what is kept is a file in that order.
     with ExitStack() as stack:
         keep = None
         if file is not None:

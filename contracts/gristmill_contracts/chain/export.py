@@ -79,12 +79,18 @@ class Auditor:
     heads: Sequence[SignedHead] = ()
     """Heads that were kept in a second place: the rows must be theirs too."""
     progress: Progress = lambda _rows: None
+    joined: bool = False
+    """Whoever joins the parts of a chain compares the hash that this one begins behind."""
+    last: int | None = None
+    """Number of the last row to verify: what follows is another part's. None = to the end."""
     reports: dict[str, "TenantReport"] = field(default_factory=dict)
     told_keys: list[VerifierKey] = field(default_factory=list)
     listed: list[str] = field(default_factory=list)
     rows: int = 0
     whole: bool = False
     """The last item was there."""
+    noted: set[SignedHead] = field(default_factory=set)
+    """The heads of the tenant that is read now: one between two pages comes with both."""
     _walk: Walk | None = None
     _signed: list[SignedHead] = field(default_factory=list)
 
@@ -140,6 +146,7 @@ class Auditor:
         report = self.reports.get(tenant)
         if report is None:
             self._signed = [head for head in self.heads if head.tenant == tenant]
+            self.noted = set()
             self._walk = Walk(tenant=tenant, seq=after, hash=digest)
             self.reports[tenant] = TenantReport(walk=self._walk, first_seq=after + 1)
             return
@@ -163,12 +170,17 @@ class Auditor:
         if head.tenant != walk.tenant:
             what = f"the signed head of row {head.seq} is tenant {head.tenant!r}'s"
             raise BrokenChainError(Fault(tenant=walk.tenant, seq=head.seq, event_id="", what=what))
+        if head in self.noted:
+            return
+        self.noted.add(head)
         report.heads += 1
         report.signed_seq = max(report.signed_seq, head.seq)
         self._signed.append(head)
 
     def _rows(self, rows: list[Sequence[Any]]) -> None:  # Any: column values
         report = self._current
+        if self.last is not None:
+            rows = rows[: max(0, self.last - report.walk.seq)]
         self.rows += len(rows)
         self.progress(self.rows)
         if report.fault is None:
@@ -178,7 +190,7 @@ class Auditor:
     def _begin(self, report: "TenantReport") -> None:
         """Whoever begins behind a row takes its hash from a signed head."""
         walk = report.walk
-        if walk.rows or (walk.seq, walk.hash) == (0, encoding.GENESIS):
+        if self.joined or walk.rows or (walk.seq, walk.hash) == (0, encoding.GENESIS):
             return
         if not any((head.seq, head.hash) == (walk.seq, walk.hash) for head in self._signed):
             what = "no signed head names the row and the hash that the export begins behind"
