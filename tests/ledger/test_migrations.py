@@ -14,12 +14,18 @@ from alembic.util import CommandError
 from sqlalchemy import column, insert, inspect, table, text
 from sqlalchemy.exc import DBAPIError
 
+from gristmill_contracts import limits
+from gristmill_contracts.chain.notes import new_key_pem, read_key_pem
 from gristmill_ledger import schema
+from gristmill_ledger.chain.heads import sign_heads
 from gristmill_ledger.database import Database, open_engine
 from gristmill_ledger.migrate import migrate
-from gristmill_testing.ledger import make_event
-from gristmill_testing.ledger_store import name_session, post, register, stored_rows
+from gristmill_testing import budget_store as budgets
+from gristmill_testing.ledger import START_US, make_event
+from gristmill_testing.ledger_store import NOW_US, post, rate_all, stored_rows
 
+SEEDED = {"counter", "price", "price_book"}
+"""Tables that have rows in a ledger that was never used."""
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 
 
@@ -65,17 +71,44 @@ def test_sqlite_tables_are_strict(database: Database) -> None:
 
 
 def rows_of_before(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What a ledger of the first version may hold, by table."""
+    """What a ledger may hold, by table: usage, budgets with holds that ended and one that is in suspense,
+    rated rows and sums, signed heads."""
     database = open_unmigrated(f"sqlite:///{folder / 'source.sqlite3'}")
     try:
         migrate(database.engine)
-        register(database)
-        name_session(database, "s-1", "first")
-        post(database, [make_event(n) for n in range(1, 6)])
-        tables = ("producer", "session", "tenant_head", "usage_event")
-        return {name: stored_rows(database, name) for name in tables}
+        budgets.session(database)
+        budgets.put(database, 10_000, now_us=START_US)
+        ended = budgets.take(database, 1, 100)
+        budgets.take(database, 2, 50)
+        post(database, [make_event(n) for n in range(1, 6)], "s-1")
+        budgets.give_back(database, ended.id)
+        budgets.sweep(database, NOW_US + 2 * int(limits.BUDGET_LEASE_S * 1e6))
+        rate_all(database)
+        key = read_key_pem(new_key_pem(), "test")
+        database.write_now(lambda c: sign_heads(c, key, at_us=NOW_US, slot="hour 1"))
+        return {
+            each.name: stored_rows(database, each.name) for each in schema.metadata.sorted_tables
+        }
     finally:
         database.close()
+
+
+def insert_what_there_was(
+    database: Database, rows: dict[str, list[dict[str, Any]]]
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the tables that the database's version has, as far as it has their columns; those that a
+    migration fills itself are left as they are. Returns what was inserted."""
+    inserted = {}
+    with database.engine.begin() as connection:
+        there = set(inspect(connection).get_table_names()) - SEEDED
+        for name in (name for name in rows if name in there and rows[name]):
+            known = {column["name"] for column in inspect(connection).get_columns(name)}
+            old = [{key: row[key] for key in row.keys() & known} for row in rows[name]]
+            types = schema.metadata.tables[name].c
+            columns = [column(key, types[key].type) for key in sorted(known)]
+            connection.execute(insert(table(name, *columns)), old)
+            inserted[name] = rows[name]
+    return inserted
 
 
 @pytest.mark.parametrize("start", REVISIONS)
@@ -85,16 +118,12 @@ def test_rows_of_every_version_survive_the_way_to_the_newest(
     database = open_unmigrated(database_url)
     try:
         migrate(database.engine, start)
-        before = rows_of_before(tmp_path)
-        with database.engine.begin() as connection:
-            for name, rows in before.items():
-                known = {column["name"] for column in inspect(connection).get_columns(name)}
-                old = [{key: row[key] for key in row.keys() & known} for row in rows]
-                connection.execute(insert(table(name, *map(column, known))), old)
+        before = insert_what_there_was(database, rows_of_before(tmp_path))
+        assert before.keys() >= {"producer", "session", "tenant_head", "usage_event"}
         migrate(database.engine)
         # The rows are chained as if the newest version had stored them.
         assert {name: stored_rows(database, name) for name in before} == before
-        post(database, [make_event(6)])
+        post(database, [make_event(6)], "s-1")
         assert [row["seq"] for row in stored_rows(database)] == [1, 2, 3, 4, 5, 6]
         with pytest.raises(DBAPIError, match="append-only"), database.engine.begin() as connection:
             connection.execute(text("DELETE FROM usage_event"))
