@@ -39,13 +39,14 @@ def describe_lines(session: TrainingSession) -> Iterator[str]:
         yield f"{text}: {each.message}" if each.message else text
 
 
-def model_lines(model: BaseModelResource) -> Iterator[str]:
-    """Labelled lines in the manner of kubectl."""
+def model_lines(model: BaseModelResource, engine: str) -> Iterator[str]:
+    """Labelled lines in the manner of kubectl. `engine` tells how the worker runs it."""
     spec = model.spec
     yield _line("Name", model.metadata.name)
     yield _line("Architecture", spec.architecture or "-")
     yield _line("Weights", f"{spec.dtype} in {spec.weights.path or '-'}")
     yield _line("Source", spec.source or "-")
+    yield _line("Engine", engine)
     yield _line("Context", f"{spec.context_length or '-'} tokens")
     yield _line("Vocabulary", f"{spec.vocabulary_size or '-'} tokens")
     yield _line("Tokenizer", spec.hugging_face_id or "-")

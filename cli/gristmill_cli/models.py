@@ -39,6 +39,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     hugging_face_id: str
 
 
+class EnginePath(msgspec.Struct, frozen=True, kw_only=True):
+    """path: `fast`, `generic`, or `unknown` where the model's files cannot be read."""
+
+    path: str
+    why: str
+
+
 def add_model(
     store: ResourceStore, layout: Layout, name: str, source: str, *, dtype: str | None, say: Say
 ) -> BaseModelResource:
@@ -119,6 +126,21 @@ def _prepare(source: str, folder: Path, dtype: str, say: Say) -> None:
         raise CommandError(f"model {folder.name!r} could not be prepared: {last}")
     if last:
         say(last)
+
+
+def engine_path(folder: str) -> EnginePath:
+    """Which path of the engine runs a prepared model, told by the worker's own program."""
+    if not folder:
+        return EnginePath(path="unknown", why="its files are not on this machine")
+    command = [sys.executable, "-m", "gristmill_worker.describe", folder]
+    ended = subprocess.run(  # noqa: S603 - our own program
+        command, capture_output=True, text=True, errors="replace", check=False
+    )
+    try:
+        return msgspec.json.decode(ended.stdout, type=EnginePath)
+    except msgspec.DecodeError:
+        last = (ended.stderr.strip().splitlines() or ["no answer"])[-1]
+        return EnginePath(path="unknown", why=last)
 
 
 def apply_model(

@@ -136,3 +136,39 @@ def test_a_package_that_is_missing_is_named_with_its_command(
 )
 def test_a_name_follows_from_the_source(source: str, name: str) -> None:
     assert name_of(source) == name
+
+
+@pytest.mark.parametrize(
+    ("config", "path", "why"),
+    [
+        ({"model_type": "llama"}, "fast", "llama is a Llama-shaped decoder"),
+        ({"model_type": "qwen3"}, "fast", "qwen3 is a Llama-shaped decoder"),
+        ({"model_type": "falcon"}, "generic", "model type falcon is none of llama"),
+        (
+            {"model_type": "llama", "rope_parameters": {"rope_type": "dynamic"}},
+            "generic",
+            "rope type dynamic is none of default",
+        ),
+    ],
+    ids=["llama", "qwen3", "falcon", "a rope that depends on the length"],
+)
+def test_a_model_is_described_with_its_path_and_the_reason(
+    commands: Commands, tmp_path: Path, config: dict[str, object], path: str, why: str
+) -> None:
+    folder = prepared(tmp_path / "tiny")
+    (folder / "config.json").write_text(json.dumps(config))
+    commands.ok("models", "add", "tiny", str(folder))
+    engine = commands.json("models", "describe", "tiny")["engine"]
+    assert engine["path"] == path
+    assert engine["why"].startswith(why)
+    assert f"Engine:       {path} path: {why}" in commands.ok("models", "describe", "tiny")
+
+
+def test_a_model_whose_files_are_gone_is_described_without_a_path(
+    commands: Commands, tmp_path: Path
+) -> None:
+    folder = prepared(tmp_path / "tiny")
+    commands.ok("models", "add", "tiny", str(folder))
+    engine = commands.json("models", "describe", "tiny")["engine"]
+    assert engine["path"] == "unknown"
+    assert "has no config of a model" in engine["why"]

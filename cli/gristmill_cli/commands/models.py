@@ -9,7 +9,7 @@ from gristmill_cli.cluster.gateway import open_gateway
 from gristmill_cli.describe import model_lines
 from gristmill_cli.errors import CommandError
 from gristmill_cli.local.layout import make_folders
-from gristmill_cli.models import add_model
+from gristmill_cli.models import add_model, engine_path
 from gristmill_cli.options import DataDir, Endpoint, OutputOption, find_layout, open_store
 from gristmill_cli.output import Output, print_data, print_table, reports_errors, say
 from gristmill_contracts.base_model import BaseModelResource
@@ -62,7 +62,7 @@ def describe(
     endpoint: Endpoint = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Tell all about one base model: architecture, context, where it came from, ways to run it."""
+    """Tell all about one base model: architecture, context, where it came from, the engine's path, ways to run it."""
     if endpoint:
         _describe_hub_model(open_gateway(endpoint).model(name), output)
         return
@@ -72,10 +72,11 @@ def describe(
     except NotFoundError as error:
         known = ", ".join(each.metadata.name for each in store.list(BaseModelResource)) or "none"
         raise CommandError(f"there is no model {name!r}; known: {known}") from error
+    engine = engine_path(model.spec.weights.path)
     if output is Output.TABLE:
-        typer.echo("\n".join(model_lines(model)))
+        typer.echo("\n".join(model_lines(model, f"{engine.path} path: {engine.why}")))
     else:
-        print_data(_row(model), output)
+        print_data(_row(model) | {"engine": {"path": engine.path, "why": engine.why}}, output)
 
 
 def _describe_hub_model(model: views.Shape, output: Output) -> None:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
@@ -65,6 +65,16 @@ def why_not(config: dict[str, Any]) -> str:
         return "a part of each head has no position"
     odd = [name for name in ("quantization_config", "num_local_experts") if config.get(name)]
     return f"config has {odd[0]}" if odd else ""
+
+
+def path_of(config: dict[str, Any]) -> tuple[Literal["fast", "generic"], str]:
+    """The path that runs a model with this config unless the settings name one, and why."""
+    reason = why_not(config)
+    return ("generic", reason) if reason else ("fast", why_fast(config["model_type"]))
+
+
+def why_fast(family: str) -> str:
+    return f"{family} is a Llama-shaped decoder"
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
