@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from gristmill_contracts import labels, metrics
+from gristmill_contracts import labels, metric_shapes, metrics
 from gristmill_contracts.session import State
 from gristmill_ledger.metrics import Metrics as LedgerMetrics
 from gristmill_operator.workers import Result
@@ -21,6 +21,12 @@ ON: dict[str, Any] = {
 }
 RUNBOOKS = ROOT / "docs/runbooks"
 NAMES = {v for k, v in vars(metrics).items() if k.isupper() and isinstance(v, str)}
+TOLD_BY_EACH_REPLICA = {
+    metrics.BUDGET_LIMIT, metrics.BUDGET_POSTED, metrics.BUDGET_RESERVED, metrics.RATED_COST,
+    metrics.LEDGER_UNRATED_EVENTS, metrics.LEDGER_PRODUCERS, metrics.CHAIN_UNVERIFIED_ROWS,
+    metrics.OPERATOR_SESSIONS, metrics.OPERATOR_CACHED_OBJECTS,
+}  # fmt: skip
+"""Gauges of what is stored, or watched: every replica tells all of it."""
 PROMQL = {
     "sum", "max", "min", "rate", "increase", "delta", "by", "absent", "histogram_quantile", "and", "le",
 }  # fmt: skip
@@ -79,7 +85,7 @@ def wrong_labels(query: str, known: dict[str, set[str]]) -> set[str]:
     """Labels that a query selects or groups by, and that no metric of that place has."""
     wrong = set()
     for name, selected in re.findall(r"(gristmill_\w+)\{([^}]*)\}", query):
-        wrong |= set(re.findall(r"(\w+)(?:=~|=|!=)", selected)) - known.get(name, set())
+        wrong |= set(re.findall(r"(\w+)(?:=~|=|!=)", selected)) - known.get(name, set()) - {"job"}
     grouped = {
         w for group in re.findall(r"by \(([^)]*)\)", query) for w in re.findall(r"\w+", group)
     }
@@ -171,6 +177,45 @@ def test_meters_are_scraped_in_all_namespaces() -> None:
     assert spec["namespaceSelector"] == {"any": True}
     assert spec["selector"]["matchLabels"] == {labels.MANAGED_BY: "gristmill", labels.RANK: "0"}
     assert spec["podMetricsEndpoints"][0]["port"] == "meter"
+
+
+def doubled(query: str) -> list[str]:
+    """Metrics of a query that would count twice what another job scrapes too, or another replica tells."""
+    if "sum" not in query:
+        return []
+    selectors = re.findall(r"(gristmill_\w+)({[^}]*})?", query)
+    return [
+        name
+        for name, selected in selectors
+        if 'job=~"$job"' not in selected or name in TOLD_BY_EACH_REPLICA
+    ]
+
+
+def test_f66_a_second_scraper_or_replica_changes_no_panel() -> None:
+    (variable,) = [each for each in board()["templating"]["list"] if each["name"] == "job"]
+    assert variable["query"] == variable["current"]["value"]
+    jobs = re.compile(variable["query"])
+    objects = render(ON)
+    monitors = [each for each in objects if each["kind"] in ("ServiceMonitor", "PodMonitor")]
+    assert len(monitors) == 4
+    for monitor in monitors:
+        names = monitor["metadata"]
+        of_pods = f"{names['namespace']}/{names['name']}"
+        # What the Prometheus operator calls them: a Service by its name, pods by their monitor's.
+        assert jobs.fullmatch(of_pods if monitor["kind"] == "PodMonitor" else names["name"])
+    for other in ("kubernetes-pods", "my-gristmill-exporter", "gristmill-metrics", "ledger"):
+        assert not jobs.fullmatch(other)
+    assert {query: found for query in board_queries() if (found := doubled(query))} == {}
+    assert doubled("sum(gristmill_spool_unacked_events)") == [metrics.SPOOL_UNACKED_EVENTS]
+    assert doubled('sum(gristmill_budget_posted{job=~"$job"})') == [metrics.BUDGET_POSTED]
+
+
+def test_f66_no_two_kinds_of_processes_tell_the_same_name() -> None:
+    told = [name for shapes in metric_shapes.SHAPES.values() for name in shapes]
+    twice = {name for name in told if told.count(name) > 1}
+    assert twice == {metrics.LABEL_OVERFLOW}
+    queries = [*board_queries(), *(each["expr"] for each in alerts())]
+    assert not [query for query in queries if metrics.LABEL_OVERFLOW in query and "sum" in query]
 
 
 def test_panels_do_not_overlap_and_have_a_unit() -> None:
