@@ -26,6 +26,7 @@ from gristmill_worker.loading import load_base_model
 from gristmill_worker.orders import Finish
 from gristmill_worker.prefixes import Prefixes
 from gristmill_worker.problems import translated
+from gristmill_worker.recompute import Keeper
 from gristmill_worker.room import Room, room_on
 from gristmill_worker.runner import Runner
 from gristmill_worker.sampler import Sampler
@@ -222,7 +223,7 @@ class Engine:
             room=Room(
                 sizes_of(base), budget=settings.token_budget, packed=base.packed,
                 world=self.team.world, available=room_on(base.device),
-                kv_bytes_max=settings.kv_cache_mib * MIB,
+                kv_bytes_max=settings.kv_cache_mib * MIB, recomputes=base.keeper is not None,
             ),
             sampler=new_sampler(base, settings),
         )  # fmt: skip
@@ -248,6 +249,8 @@ def load_base(settings: WorkerSettings) -> BaseModel:
         path=settings.path,
     )
     base.invariant = settings.batch_invariant
+    if base.path == "fast":
+        base.keeper = Keeper(sizes_of(base), room_on(device))
     return base
 
 
