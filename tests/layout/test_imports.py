@@ -33,6 +33,12 @@ def test_the_control_plane_never_loads_the_engine(module: str) -> None:
     assert loaded_after_importing(module, ["torch", "transformers", "peft"]) == []
 
 
+@pytest.mark.parametrize("module", ["gristmill_contracts.operations", "gristmill_meter.session"])
+def test_f10_what_counts_tokens_cannot_wait_for_another_rank(module: str) -> None:
+    """Counting is arithmetic on a request and its result; without torch there is no collective to hang in."""
+    assert loaded_after_importing(module, ["torch"]) == []
+
+
 @pytest.mark.parametrize("module", [name for name in CONTROL_PLANE if "ledger" not in name])
 def test_only_the_ledger_loads_the_database(module: str) -> None:
     assert loaded_after_importing(module, ["sqlalchemy", "alembic"]) == []

@@ -336,3 +336,11 @@ def test_a_tenant_has_no_more_standing_budgets_than_the_bound(
     budgets.end(database, "a")
     put(database, 1, "c")
     assert len(stored_rows(database, "budget")) == 8
+
+
+def test_f28_a_limit_that_is_told_twice_is_one_limit(database: Database) -> None:
+    """A raise is told as the new limit, never as what to add: an answer that was lost costs nothing."""
+    budgets.put(database, 10)
+    for _ in range(2):
+        assert budgets.put(database, 110).limit == 110
+    assert [row["amount"] for row in stored_rows(database, "budget_limit")] == [10, 110]

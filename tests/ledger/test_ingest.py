@@ -342,6 +342,19 @@ def test_f24_f34_a_failed_commit_stores_nothing_and_the_retry_stores_once(
     assert [row["seq"] for row in stored_rows(database)] == [1, 2]
 
 
+def test_f62_an_event_that_comes_again_after_months_is_still_one_row(database: Database) -> None:
+    """Dedupe has no window: not a month's partition, and not a time to live."""
+    register(database)
+    batch = make_batch("p", [make_event(1), make_event(2)])
+    for months in (0, 1, 13):
+        now_us = NOW_US + months * 31 * DAY_US
+        stored = database.write_now(
+            lambda c, now_us=now_us: store_batch(c, batch, book="default", now_us=now_us)  # type: ignore[misc]
+        )
+        assert (stored.inserted, stored.duplicates) == ((2, 0) if months == 0 else (0, 2))
+    assert [row["seq"] for row in stored_rows(database)] == [1, 2]
+
+
 def test_a_restart_keeps_events_cursor_and_sequence(
     database: Database, another_database: Database
 ) -> None:

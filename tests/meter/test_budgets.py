@@ -395,6 +395,29 @@ async def test_f46_a_stream_is_cut_at_the_last_affordable_token_and_says_why(
     never_overspent(world)
 
 
+async def test_f12_one_request_of_more_tokens_than_the_limit_waits(
+    bounded: Callable[..., Any],
+) -> None:
+    """The limit counts tokens and not requests: 30, and one pass of 150."""
+    world: World = await bounded(30)
+    await world.submit(1, forward_backward(150))
+    await blocked(world)
+    await more_beats(world)
+    assert (world.worker.runs, world.ledger.events, world.ledger.budgets.posted) == ({}, [], 0)
+
+
+async def test_f12_one_stream_of_more_tokens_than_the_limit_is_cut_there(
+    bounded: Callable[..., Any],
+) -> None:
+    world: World = await bounded(30)
+    chunks = await world.read_stream(sample(prompt=10, tokens=140))
+    assert (tokens_of(chunks), chunks[-1].final) == (20, "length")
+    await world.settled()
+    assert [event.counts for event in world.ledger.events] == [Counts(prefill=10, sample=20)]
+    assert world.ledger.budgets.posted == 30
+    never_overspent(world)
+
+
 async def test_a_stream_that_the_budget_affords_says_nothing_of_it(
     bounded: Callable[..., Any],
 ) -> None:
