@@ -55,10 +55,20 @@ from typing import Literal
 
 import msgspec
 
-from gristmill_contracts.ids import CheckpointId, SessionUid, Stream, TenantName
+from gristmill_contracts.checkpoint_http import (
+    Checkpoint,
+    CheckpointGroup,
+    CheckpointPage,
+    CreateGroup,
+    RegisterCheckpoint,
+)
+from gristmill_contracts.ids import SessionUid, Stream, TenantName
 from gristmill_contracts.operations import Operation, Result
 from gristmill_contracts.reconciliation import DeviceTime, ReconPoint, SessionTallies
 from gristmill_contracts.usage import Counts, UsageEvent
+
+__all__ = ("Checkpoint", "CheckpointGroup", "CheckpointPage", "CreateGroup", "RegisterCheckpoint")
+"""Messages that lie apart, and are named here too. What is defined below needs no list."""
 
 PROTOCOL_VERSION = 1
 CONTENT_TYPE = "application/msgpack"
@@ -284,60 +294,6 @@ class UsageBatch(msgspec.Struct, kw_only=True):
     epoch: int
     first_seq: int
     events: list[UsageEvent]
-
-
-class RegisterCheckpoint(msgspec.Struct, kw_only=True):
-    id: CheckpointId
-    tenant: TenantName
-    session: SessionUid
-    group: str
-    kind: Literal["weights", "state"]
-    path: str
-    model: str
-    rank: int
-    alpha: int
-    size_bytes: int
-    manifest_sha256: str
-    description: str
-    created_us: int
-
-
-class Checkpoint(msgspec.Struct, kw_only=True):
-    """A registered checkpoint. `version` is gapless in (tenant, group), from 1."""
-
-    id: CheckpointId
-    tenant: TenantName
-    session: SessionUid
-    group: str
-    version: int
-    kind: Literal["weights", "state"]
-    path: str
-    model: str
-    rank: int
-    alpha: int
-    size_bytes: int
-    manifest_sha256: str
-    description: str
-    created_us: int
-    deleted: bool = False
-
-
-class CreateGroup(msgspec.Struct, kw_only=True):
-    tenant: TenantName
-    name: str
-    description: str = ""
-
-
-class CheckpointGroup(msgspec.Struct, kw_only=True):
-    tenant: TenantName
-    name: str
-    description: str
-    created_us: int
-
-
-class CheckpointPage(msgspec.Struct, kw_only=True):
-    checkpoints: list[Checkpoint]
-    next_after: str | None
 
 
 class Heartbeat(msgspec.Struct, kw_only=True):
