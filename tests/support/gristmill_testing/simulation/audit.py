@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gristmill_contracts import operations as ops
-from gristmill_contracts.http import OperationView, Problem, StreamChunk
+from gristmill_contracts.http import OperationView, Problem, StreamChunk, UsageBatch
 from gristmill_contracts.ids import OpId, SessionUid
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_meter.ports import ExecuteCall
@@ -71,21 +71,43 @@ class Audit:
         op.tokens += chunk.tokens
         op.final = chunk.final is not None
 
-    def released(self, pod: "Pod", uid: str, body: bytes) -> None:
-        """A meter lets a result go: none does once a later attempt has begun to."""
+    def released(self, pod: "Pod", uid: str, body: bytes) -> bool:
+        """A meter answers for an operation; whether that is a result that it lets go.
+
+        Point 1: behind a durable record of its tokens. And none lets go once a later attempt has begun to.
+        """
         try:
             view = _views.decode(body)
         except msgspec.MsgspecError:
-            return  # A problem.
+            return False  # A problem.
         if view.state != "Completed":
-            return
+            return False
         attempt = pod.assigned[SessionUid(uid)].attempt
         newest = self._released.get(uid, 0)
         self._released[uid] = max(newest, attempt)
-        if attempt < newest and uid not in self.world.keeper.lost:
+        if uid in self.world.keeper.lost:
+            return True
+        if attempt < newest:
             self.fail(
                 f"attempt {attempt} of {uid[:4]} released a result after attempt {newest} had"
             )
+        log = pod.volume.durable_log(SessionUid(uid))
+        if not log.may_leave((view.stream, view.number)):
+            self.fail(
+                f"{uid[:4]}/{view.stream}/{view.number} left before the record of its tokens was durable"
+            )
+        return True
+
+    def posted(self, uid: str, batch: UsageBatch) -> None:
+        """Usage reaches the ledger: it is behind a durable record, too."""
+        if uid in self.world.keeper.lost:
+            return
+        log = self.world.keeper.pods[SessionUid(uid)].volume.durable_log(SessionUid(uid))
+        for event in batch.events:
+            if not log.bills(event):
+                self.fail(
+                    f"{uid[:4]}/{event.stream}/{event.number} was posted before its record was durable"
+                )
 
     def restored(self) -> None:
         """A ledger from a backup knows nothing of what came after it."""
@@ -129,6 +151,22 @@ class Audit:
                     f"budget of {tenant} has {posted} posted, its rows sum to {spent[tenant]}"
                 )
 
+    def _check_leases(self, rows: list[dict[str, Any]]) -> None:
+        """Nothing is begun off a lease that the ledger has taken for over."""
+        if self.world.books.restored:
+            return
+        over = {
+            row["lease"]: row["at_us"]
+            for row in self.world.books.rows("reservation_suspense")
+            if row["reason"] == "expired"
+        }
+        for row in rows:
+            if row["op_start_us"] > over.get(row["lease"], row["op_start_us"]):
+                self.fail(
+                    f"{row['session'][:4]}/{row['stream']}/{row['number']} began off a lease whose "
+                    "time had run out"
+                )
+
     # --- at the end ------------------------------------------------------------------------------
 
     def judge(self) -> None:
@@ -138,6 +176,7 @@ class Audit:
         self._check_sequences(rows)
         self._check_oddities(rows)
         self._check_budgets(rows)
+        self._check_leases(rows)
         by_op: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
         for row in rows:
             by_op[row["session"], row["stream"], row["number"]].append(row)

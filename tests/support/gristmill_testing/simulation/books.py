@@ -15,15 +15,18 @@ import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
-from gristmill_contracts.http import ProducerCursor
+from gristmill_contracts import limits
+from gristmill_contracts.http import ProducerCursor, UsageBatch
 from gristmill_ledger import ledger as ledger_module
 from gristmill_ledger.app import make_app
+from gristmill_ledger.budgets import holds, leases
 from gristmill_ledger.database import open_engine
 from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.migrate import migrate
 from gristmill_ledger.settings import LedgerSettings
 from gristmill_testing.simulation.loop import NOBODY, Killed, Process, SimLoop
 from gristmill_testing.simulation.network import SimNetwork
+from gristmill_testing.simulation.traps import BATCH, INBOX_ACK, PRODUCER
 
 HOST = "ledger"
 JOURNAL_MODE = slice(18, 20)
@@ -105,6 +108,10 @@ class Books:
         self.newest: dict[str, int] = {}
         """Session -> the newest attempt whose registration was answered."""
         self.on_unfenced: Callable[[str, int], None] = lambda _uid, _attempt: None
+        self.on_batch: Callable[[str, UsageBatch], None] = lambda _uid, _batch: None
+        """A meter's usage has arrived."""
+        self.on_moment: Callable[[str, str], bool] = lambda _moment, _uid: False
+        """See `Traps.spring`."""
         self.on_commit: Callable[[], None] = lambda: None
         """Before each commit, with what it will have made."""
         self.restored = False
@@ -165,30 +172,43 @@ class Books:
         self.net.serve(HOST, process, self._watched(make_app(ledger)))
 
     def _watched(self, app: Any) -> Any:
-        """Tells which attempt has registered, and which one posted usage and was not told to stop."""
+        """Tells what arrives, and what was answered."""
 
         async def watch(scope: Any, receive: Any, send: Any) -> None:
             headers = dict(scope["headers"])
             uid = headers.get(b"x-gristmill-session", b"").decode()
             attempt = int(headers.get(b"x-gristmill-attempt", b"0"))
-            over = attempt < self.newest.get(uid, 0)
+            path, over = scope["path"], attempt < self.newest.get(uid, 0)
+            if path.endswith("/inbox/ack") and self.on_moment(INBOX_ACK, uid):
+                return
+            if path == BATCH:
+                body = await receive()
+                receive = _once(body, receive)
+                self.on_batch(uid, msgspec.msgpack.decode(body["body"], type=UsageBatch))
             status = 0
 
             async def sending(message: dict[str, Any]) -> None:
                 nonlocal status
                 status = message.get("status", status)
-                if status == 200 and message.get("body"):
-                    cursor = msgspec.msgpack.decode(message["body"], type=ProducerCursor)
-                    if scope["path"] == "/v1/producers":
-                        self.newest[uid] = max(attempt, self.newest.get(uid, 0))
-                    elif over and not cursor.fenced:
-                        self.on_unfenced(uid, attempt)
+                if status == 200 and message.get("body") and path in (BATCH, PRODUCER):
+                    self._look_at_cursor(uid, attempt, over=over, path=path, body=message["body"])
                 await send(message)
+                if status == 200 and message.get("body") and scope["method"] == "POST":
+                    self.on_moment(path, uid)
 
-            watched = scope["path"] in ("/v1/producers", "/v1/usage/batches")
-            await app(scope, receive, sending if watched else send)
+            await app(scope, receive, sending)
 
         return watch
+
+    def _look_at_cursor(
+        self, uid: str, attempt: int, *, over: bool, path: str, body: bytes
+    ) -> None:
+        """Which attempt has registered, and which one posted usage and was not told to stop."""
+        cursor = msgspec.msgpack.decode(body, type=ProducerCursor)
+        if path == PRODUCER:
+            self.newest[uid] = max(attempt, self.newest.get(uid, 0))
+        elif over and not cursor.fenced:
+            self.on_unfenced(uid, attempt)
 
     @contextmanager
     def look(self) -> Iterator[Connection]:
@@ -204,6 +224,28 @@ class Books:
         with self.look() as connection:
             found = connection.exec_driver_sql(f"SELECT * FROM {table} ORDER BY 1, 2")
             return [dict(row._mapping) for row in found]
+
+
+def _once(message: dict[str, Any], receive: Any) -> Any:
+    """As `receive`, from which that message was taken."""
+    waiting = [message]
+
+    async def again() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return again
+
+
+@contextmanager
+def short_leases(lease_s: float) -> Iterator[None]:
+    """Leases of budgets run out after that long, and the ledger looks for them as often as it must."""
+    lease_us = int(lease_s * 1_000_000)
+    with (
+        patch.object(holds, "LEASE_US", lease_us),
+        patch.object(leases, "LEASE_US", lease_us),
+        patch.object(limits, "BUDGET_SWEEP_S", min(limits.BUDGET_SWEEP_S, lease_s / 4)),
+    ):
+        yield
 
 
 EARLY_S = 0.05

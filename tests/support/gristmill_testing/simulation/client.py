@@ -89,20 +89,22 @@ class Client:
 
     async def _step(self) -> None:
         roll = self.rng.random()
-        if roll < 0.45:
+        if roll < 0.43:
             await self._train()
-        elif roll < 0.60:
+        elif roll < 0.57:
             await self._follow(self._sample(), wait=self.rng.random() < 0.5)
-        elif roll < 0.70:
+        elif roll < 0.66:
             await self._follow(self._keyless(compute_logprobs(self.rng.randint(1, 9))), wait=True)
-        elif roll < 0.80:
+        elif roll < 0.76:
             await self._follow(self._stream(), wait=self.rng.random() < 0.7)
-        elif roll < 0.86:
+        elif roll < 0.81:
             await self._save()
-        elif roll < 0.90 and self.saved:
+        elif roll < 0.85 and self.saved:
             await self._numbered([load_state(self.rng.choice(self.saved))])
-        elif roll < 0.94:
+        elif roll < 0.89:
             await self._refuse()
+        elif roll < 0.95:
+            await self._fetch_older()
         else:
             await asyncio.sleep(self.rng.random() * 4)
 
@@ -173,6 +175,14 @@ class Client:
             await self._fetch(op)
             if chance < 0.4:
                 await self._fetch(op)
+
+    async def _fetch_older(self) -> None:
+        """Results that it has: they come again, and are the same."""
+        older = [op for op in self.operations if op.view is not None and op.operation_id]
+        for _ in range(6):
+            for op in older[-3:]:
+                await self._fetch(op)
+            await asyncio.sleep(self.rng.random())
 
     async def _refuse(self) -> None:
         """A request that the gateway refuses: its number is closed."""

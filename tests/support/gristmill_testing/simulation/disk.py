@@ -4,8 +4,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gristmill_contracts.ids import SessionUid
 from gristmill_testing.fake_disk import FakeDisk
 from gristmill_testing.fake_worker import Weights
+from gristmill_testing.simulation.durable import DurableLog
 from gristmill_testing.simulation.loop import PROCESS, Killed
 
 
@@ -23,6 +25,7 @@ class Volume:
     power_left: int | None = None
     on_power_loss: Callable[[], None] = lambda: None
     destroyed: bool = False
+    _logs: dict[SessionUid, DurableLog] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._mount(self.disk)
@@ -45,6 +48,12 @@ class Volume:
         self.on_power_loss()
         if process is not None and process.dead:
             raise Killed
+
+    def durable_log(self, uid: SessionUid) -> DurableLog:
+        """What a session's log holds at this moment that a power cut would leave."""
+        log = self._logs.setdefault(uid, DurableLog(uid))
+        log.look(self.disk)
+        return log
 
     def killed(self) -> None:
         """kill -9 of the meter: the page cache stays."""

@@ -46,10 +46,10 @@ R = TypeVar("R")
 
 
 class SimStore:
-    """Sessions and endpoints, as the watch of a gateway knows them."""
+    """Sessions and endpoints, as they are or as the watch of a gateway knows them."""
 
-    def __init__(self) -> None:
-        self.sessions: dict[str, TrainingSession] = {}
+    def __init__(self, sessions: dict[str, TrainingSession] | None = None) -> None:
+        self.sessions = {} if sessions is None else sessions
         self.endpoints: dict[str, EndpointSecret] = {}
         self.changes = 0
 
@@ -91,17 +91,31 @@ class Gateway:
         self.name = name
         self.lives = 0
         self.process: Process | None = None
+        self.store = SimStore(world.store.sessions)
+        self._deaf_until = 0.0
+
+    def go_deaf(self, length_s: float) -> None:
+        """Its watch hears of nothing for a while: it goes on with what it knows."""
+        self._deaf_until = self.world.loop.now + length_s
+
+    def hear(self, name: str, namespace: str, spec: EndpointSecretSpec) -> None:
+        """A moment after it was written."""
+        deaf_s = max(0.0, self._deaf_until - self.world.loop.now)
+        delay_s = deaf_s + self.world.rng.random() * 0.3
+        self.world.later(delay_s, self.store.put_endpoint, name, namespace, spec)
 
     def start(self) -> None:
         self.lives += 1
         world = self.world
+        self.store.endpoints |= world.store.endpoints  # It lists before it watches.
+        self.store.changes += 1
         process = self.process = Process(world.loop, f"{self.name}.{self.lives}", self.name)
-        directory = Directory(cast(Any, world.store))
+        directory = Directory(cast(Any, self.store))
         http = cast(Any, SimHttp(world.net, process))
         client, ledger = MeterClient(http), LedgerClient(http, "http://ledger")
         draining = asyncio.Event()
         context = RuntimeContext(
-            store=cast(Any, world.store),
+            store=cast(Any, self.store),
             directory=directory,
             ledger=ledger,
             meters=Meters(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gristmill_contracts import limits
 from gristmill_contracts.budgets import TOKENS, PutBudget
 from gristmill_contracts.cluster_http import UsageGap
 from gristmill_contracts.credentials import EndpointSecretSpec
@@ -19,6 +20,8 @@ from gristmill_testing.simulation.pods import Pod
 
 if TYPE_CHECKING:
     from gristmill_testing.simulation.world import World
+
+OUTAGE_S = limits.INBOX_SERVED_S + 1
 
 
 class Keeper:
@@ -80,23 +83,22 @@ class Keeper:
             desired="stop" if uid in self.stopped else "serve",
         )
         self.world.note("attempt", uid, attempt, pod.name)
-        # Gateways hear of it a moment later, by their watch.
-        self.world.later(
-            self.world.rng.random() * 0.3,
-            self.world.store.put_endpoint,
-            self.world.names[uid],
-            self.world.tenant_of[uid],
-            EndpointSecretSpec(
-                session_uid=uid,
-                attempt=attempt,
-                endpoint=f"http://{pod.meter_host}",
-                secret=secret,
-            ),
+        name, tenant = self.world.names[uid], self.world.tenant_of[uid]
+        spec = EndpointSecretSpec(
+            session_uid=uid, attempt=attempt, endpoint=f"http://{pod.meter_host}", secret=secret
         )
+        self.world.store.put_endpoint(name, tenant, spec)
+        for gateway in self.world.gateways:
+            gateway.hear(name, tenant, spec)
 
     def _start(self, pod: Pod) -> None:
         pod.start_worker()
-        self.world.later(self.world.rng.random() * 0.2, self._start_meter, pod)
+        self.world.later(self._pause_s(0.2), self._start_meter, pod)
+
+    def _pause_s(self, usual_s: float) -> float:
+        """Until something is up again. Now and then so long that clients turn to the ledger's inbox."""
+        longer_s = OUTAGE_S if self.world.rng.random() < 0.15 else 0.0
+        return longer_s + self.world.rng.random() * usual_s
 
     def _start_meter(self, pod: Pod) -> None:
         if not pod.over and (pod.meter_process is None or pod.meter_process.dead):
@@ -112,7 +114,7 @@ class Keeper:
         self.meter_died(pod)
 
     def meter_died(self, pod: Pod) -> None:
-        self.world.later(0.05 + self.world.rng.random() * 2, self._revive_meter, pod)
+        self.world.later(0.05 + self._pause_s(2), self._revive_meter, pod)
 
     def _revive_meter(self, pod: Pod) -> None:
         if pod.over or pod.meter_process is None or not pod.meter_process.dead:
@@ -135,7 +137,7 @@ class Keeper:
         if pod.over:
             return
         pod.volume.power_lost()
-        delay_s = 0.5 + self.world.rng.random() * 3
+        delay_s = 0.5 + self._pause_s(3)
         if self.world.plan.embedded or self.world.rng.random() < 0.4:
             self.world.later(delay_s, self._boot, pod)
         else:
@@ -250,3 +252,5 @@ class Keeper:
             pod.over = True
             pod.kill()
         self.world.store.end_all()
+        for gateway in self.world.gateways:
+            gateway.store.end_all()

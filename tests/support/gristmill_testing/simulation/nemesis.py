@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gristmill_contracts.ids import SessionUid
+from gristmill_testing.simulation.doors import Gateway
 from gristmill_testing.simulation.network import Weather
 from gristmill_testing.simulation.pods import Pod
+from gristmill_testing.simulation.traps import ANSWERED, INBOX_ACK, RELEASED
 
 if TYPE_CHECKING:
     from gristmill_testing.simulation.world import World
@@ -20,6 +23,7 @@ class Nemesis:
         self._once = self.rng.random()
         """At most one of the rare disasters in a run: they excuse what others must not."""
         self._struck = False
+        self._calm = False
 
     async def rage(self) -> None:
         world = self.world
@@ -28,6 +32,8 @@ class Nemesis:
         pause_s = self.rng.uniform(0.3, 4.0)
         end = world.loop.now + world.plan.chaos_s
         faults = self._faults()
+        if "kill_meter_at_ack" in faults and self.rng.random() < 0.5:
+            self._kill_meter_at_ack()  # What clients begin with often goes into the inbox.
         while world.loop.now < end:
             await asyncio.sleep(self.rng.expovariate(1 / pause_s))
             names = list(faults)
@@ -61,6 +67,10 @@ class Nemesis:
             "fail_fsync": (1, self._fail_fsync),
             "full": (0.5, self._fill),
             "backup": (0.5, self._backup),
+            "power_at_release": (1, self._power_at_release),
+            "kill_ledger_at_answer": (2, self._kill_ledger_at_answer),
+            "kill_meter_at_ack": (2, self._kill_meter_at_ack),
+            "deaf": (0.5, lambda: self._gateway().go_deaf(self.rng.random() * 20)),
         }
         kept = {name: fault for name, fault in known.items() if self.rng.random() < 0.7}
         if self.rng.random() < 0.15:
@@ -79,6 +89,8 @@ class Nemesis:
         world = self.world
         world.net.weather = Weather()
         world.net.heal()
+        self._calm = True
+        world.traps.clear()
         world.books.statements_left = None
         if world.books.process is not None:
             world.books.process.steps_left = None
@@ -100,6 +112,9 @@ class Nemesis:
     def _pod(self) -> Pod:
         pods = list({id(pod): pod for pod in self.world.keeper.pods.values()}.values())
         return self.rng.choice(pods)
+
+    def _gateway(self) -> Gateway:
+        return self.rng.choice(self.world.gateways)
 
     # --- faults ----------------------------------------------------------------------------------
 
@@ -143,8 +158,31 @@ class Nemesis:
         if books.process is None or books.process.dead:
             books.start()
 
+    def _power_at_release(self) -> None:
+        """A machine goes off when a result has just left it."""
+        world = self.world
+        world.traps.arm(
+            RELEASED,
+            lambda uid: world.later(
+                0.0, world.keeper.power_lost, world.keeper.pods[SessionUid(uid)]
+            ),
+        )
+
+    def _kill_ledger_at_answer(self) -> None:
+        """It dies when it has just said that something is done; once, or again when it is back."""
+        for _ in range(self.rng.randint(1, 3)):
+            self.world.traps.arm(self.rng.choice(ANSWERED), lambda _uid: self._kill_ledger())
+
+    def _kill_meter_at_ack(self) -> None:
+        """What was taken out of the inbox is in the log, and the ledger does not hear of it."""
+        world = self.world
+        world.traps.arm(
+            INBOX_ACK,
+            lambda uid: world.keeper.kill_meter(world.keeper.pods[SessionUid(uid)]),
+        )
+
     def _kill_gateway(self) -> None:
-        gateway = self.rng.choice(self.world.gateways)
+        gateway = self._gateway()
         if gateway.process is not None:
             gateway.process.kill()
 
@@ -182,8 +220,23 @@ class Nemesis:
         self.world.later(self.rng.random() * 6, drain)
 
     def _take_over(self) -> None:
-        uids = list(self.world.names)
-        self.world.keeper.take_over(self.rng.choice(uids))
+        """The next attempt starts. Often because nothing was heard of the one before, which lives on."""
+        uid = self.rng.choice(list(self.world.names))
+        if self.rng.random() < 0.4:
+            self.world.keeper.take_over(uid)
+            return
+        net, pair = self.world.net, (self.world.keeper.pods[uid].name, "ledger")
+        length_s = 1 + self.rng.random() * 10
+        net.part(*pair)
+        self.world.later(length_s, net.parted.discard, frozenset(pair))
+        if self.rng.random() < 0.6:
+            self._gateway().go_deaf(length_s + self.rng.random() * 5)
+
+        def take_over() -> None:
+            if not self._calm:
+                self.world.keeper.take_over(uid)
+
+        self.world.later(length_s * self.rng.random(), take_over)
 
     def _stop(self) -> None:
         """Somebody ends a session while its client works."""

@@ -22,6 +22,7 @@ from gristmill_testing.fake_worker import FakeWorker
 from gristmill_testing.simulation.disk import Volume
 from gristmill_testing.simulation.loop import Process
 from gristmill_testing.simulation.network import SimHttp
+from gristmill_testing.simulation.traps import RELEASED
 
 if TYPE_CHECKING:
     from gristmill_testing.simulation.world import World
@@ -130,9 +131,12 @@ def _watched(world: "World", pod: Pod, app: Any) -> Any:
         results = scope["method"] == "GET" and len(parts) == 7
 
         async def sending(message: dict[str, Any]) -> None:
+            released = False
             if results and message["type"] == "http.response.body" and message.get("body"):
-                world.audit.released(pod, parts[3], message["body"])
+                released = world.audit.released(pod, parts[3], message["body"])
             await send(message)
+            if released:
+                world.traps.spring(RELEASED, parts[3])
 
         await app(scope, receive, sending)
 

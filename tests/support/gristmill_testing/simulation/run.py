@@ -6,10 +6,12 @@ import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from unittest.mock import patch
 
 from gristmill_meter import meter as meter_module
@@ -92,26 +94,47 @@ def _run_world(seed: int, loop: SimLoop, trace: Trace) -> list[str]:
     return world.audit.violations
 
 
-def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
+def run_seeds(
+    seeds: Iterable[int], processes: int, mutation: str | None = None
+) -> Generator[Outcome, None, None]:
+    """In this order. Whoever needs no more of them closes the iterator, and the rest is not run."""
+    run = partial(run_seed, mutation=mutation)
     if processes == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     with ProcessPoolExecutor(processes) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=8)
-
-
-def run_apart(seeds: Iterable[int], mutation: str | None = None) -> Iterator[Outcome]:
-    """The same in a fresh process: clocks and collector of the caller's process stay as they are.
-
-    Libraries that are first imported in virtual time keep its clocks for good.
-    """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(run_seed, seed, mutation) for seed in seeds]
+        waiting = [pool.submit(run, seed) for seed in seeds]
         try:
             for each in waiting:
                 yield each.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@cache
+def _elsewhere() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def run_apart(seeds: Iterable[int], mutation: str | None = None) -> Iterator[Outcome]:
+    """The same in another process: clocks and collector of the caller's process stay as they are.
+
+    Libraries that are first imported in virtual time keep its clocks for good. One process serves all
+    callers, for its imports take longer than many a run; `leave` ends it. Nothing runs ahead.
+    """
+    for seed in seeds:
+        try:
+            yield _elsewhere().submit(run_seed, seed, mutation).result()
+        except BrokenProcessPool:
+            _elsewhere.cache_clear()
+            raise
+
+
+def leave() -> None:
+    """End the process of `run_apart`."""
+    if _elsewhere.cache_info().currsize:
+        _elsewhere().shutdown()
+        _elsewhere.cache_clear()
 
 
 def seeds_of(text: str) -> list[int]:
@@ -144,23 +167,14 @@ def main() -> int:
 def _first_seeds(seeds: list[int], processes: int) -> int:
     """For each planted bug, the first seed that catches it."""
     missed = 0
-    with ProcessPoolExecutor(processes) as pool:
-        for mutation in MUTATIONS:
-            caught = next(
-                (
-                    outcome
-                    for at in range(0, len(seeds), 16)
-                    for outcome in pool.map(
-                        run_seed, seeds[at : at + 16], [mutation.name] * 16, chunksize=2
-                    )
-                    if outcome.violations
-                ),
-                None,
-            )
-            missed += caught is None
-            found = "MISSED" if caught is None else f"{caught.seed}: {caught.violations[0][:120]}"
-            sys.stdout.write(f"{mutation.name}: {found}\n")
-            sys.stdout.flush()
+    for mutation in MUTATIONS:
+        outcomes = run_seeds(seeds, processes, mutation.name)
+        caught = next((each for each in outcomes if each.violations), None)
+        outcomes.close()
+        missed += caught is None
+        found = "MISSED" if caught is None else f"{caught.seed}: {caught.violations[0][:120]}"
+        sys.stdout.write(f"{mutation.name}: {found}\n")
+        sys.stdout.flush()
     return bool(missed)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from gristmill_contracts import labels
+from gristmill_contracts import labels, limits
 from gristmill_contracts.ids import SessionUid
 from gristmill_contracts.resources import Metadata
 from gristmill_contracts.session import BaseModelRef, TrainingSession, TrainingSessionSpec
@@ -16,7 +16,7 @@ from gristmill_contracts.usage import Counts
 from gristmill_meter.settings import MeterSettings
 from gristmill_testing.fake_worker import Weights
 from gristmill_testing.simulation.audit import Audit
-from gristmill_testing.simulation.books import Books
+from gristmill_testing.simulation.books import Books, short_leases
 from gristmill_testing.simulation.client import Client
 from gristmill_testing.simulation.doors import Gateway, SimStore
 from gristmill_testing.simulation.keeper import Keeper
@@ -24,6 +24,7 @@ from gristmill_testing.simulation.loop import NOBODY, SimLoop, StuckError
 from gristmill_testing.simulation.nemesis import Nemesis
 from gristmill_testing.simulation.network import SimNetwork
 from gristmill_testing.simulation.pods import SimFolder
+from gristmill_testing.simulation.traps import Traps
 
 EVENTS_KEPT = 400
 RAISED = 10**9
@@ -43,6 +44,9 @@ class Plan:
     result_wait_s: float
     budget: int | None
     """Tokens that each tenant may spend before it is raised."""
+    lease_s: float
+    """How long a lease of a budget may be spent without a word from the ledger."""
+    claim_timeout_s: float
 
     @property
     def registers_first(self) -> bool:
@@ -57,7 +61,9 @@ def make_plan(rng: random.Random) -> Plan:
         chaos_s=rng.uniform(15, 60),
         disk_s=rng.choice([0.004, 0.004, 0.05, 0.4]),
         result_wait_s=rng.choice([0.15, 10.0, 10.0]),
-        budget=rng.choice([None, rng.randint(20, 900), rng.randint(20, 900)]),
+        budget=rng.choice([None, rng.randint(20, 150), rng.randint(20, 900)]),
+        lease_s=rng.choice([limits.BUDGET_LEASE_S, 8.0]),
+        claim_timeout_s=rng.choice([60.0, 60.0, 60.0, 5.0]),
     )
 
 
@@ -95,10 +101,15 @@ class World:
         self.audit = Audit(self)
         self.books.on_unfenced = self.audit.unfenced
         self.books.on_commit = self.audit.committed
+        self.books.on_batch = self.audit.posted
+        self.traps = Traps()
+        self.books.on_moment = self.traps.spring
         self.saved: dict[str, Weights] = {}
         """Checkpoints: they lie in the artifact store."""
         self.runs: Counter[str] = Counter()
-        self.settings = METER_SETTINGS
+        self.settings = METER_SETTINGS.model_copy(
+            update={"claim_timeout_s": self.plan.claim_timeout_s}
+        )
         self.tenant_of: dict[SessionUid, str] = {}
         self.names: dict[SessionUid, str] = {}
         self.keeper = Keeper(self)
@@ -125,6 +136,10 @@ class World:
     # --- the run ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        with short_leases(self.plan.lease_s):
+            await self._run()
+
+    async def _run(self) -> None:
         SimFolder.assigned.clear()
         self.note("plan", self.plan)
         self._make_sessions()
@@ -269,7 +284,6 @@ METER_SETTINGS = MeterSettings(
     retry_first_s=0.05,
     retry_last_s=1.0,
     gap_timeout_s=400.0,
-    claim_timeout_s=60.0,
     log_free_bytes_min=0,
     snapshot_replay_s=0.004,
     stop_wait_s=20.0,
