@@ -96,8 +96,8 @@ async def _execute(uid: str, request: Request) -> Response:
     body = await _body(request, Execute)
     if isinstance(body.operation, Sample) and not body.skip:
         done = _engine(request).sample(uid, body)
-        # Shielded, as in _submit.
-        return _answer(await asyncio.shield(asyncio.wrap_future(done)))
+        executed = await asyncio.shield(asyncio.wrap_future(done))  # as in _submit
+        return _answer(executed)
     return _answer(await _submit(request, lambda runner: runner.execute(uid, body)))
 
 
@@ -106,7 +106,8 @@ async def _snapshot(uid: str, request: Request) -> Response:
     # Not even copied before: memory holds one copy of one session.
     async with request.app.state.one_snapshot:
         written = await _submit(request, lambda runner: runner.snapshot(uid))
-        return _answer(await asyncio.shield(asyncio.wrap_future(written)))
+        snapshotted = await asyncio.shield(asyncio.wrap_future(written))
+        return _answer(snapshotted)
 
 
 async def _close(uid: str, request: Request) -> Response:

@@ -47,7 +47,8 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
     # Not cuDNN's, which comes first where it is: its backward pass promises no fixed order.
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
-        out: Tensor = varlen_attn(q, k, v, **options)
+        out = varlen_attn(q, k, v, **options)
+    assert isinstance(out, Tensor)  # a pair only where more is asked for
     return out
 
 
