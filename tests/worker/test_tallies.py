@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gristmill_contracts import operations as ops
-from gristmill_contracts.http import Execute
-from gristmill_contracts.reconciliation import STREAM_KIND, Tally
+from gristmill_contracts.http import Execute, Executed, StreamChunk
+from gristmill_contracts.reconciliation import STREAM_KIND, Tally, tally_of
+from gristmill_testing.local_runner import Client, datum, sample, step
+from gristmill_worker.stream import TokenStream
 from gristmill_worker.tallies import Book
 
 FORWARD = ops.Forward(
@@ -79,3 +82,68 @@ def test_what_was_told_does_not_change_later() -> None:
     before = book.told()
     book.ran("s", call(opening), SCORED, 1)
     assert before["s"].ran == {}
+
+
+# --- a real runner -------------------------------------------------------------------------------
+
+
+def told(client: Client) -> dict[str, Tally]:
+    """Without the time that it took."""
+    ran = client.runner.book.told()[client.uid].ran
+    return {kind: msgspec.structs.replace(each, device_us=0) for kind, each in ran.items()}
+
+
+def test_a_runner_tells_what_its_answers_say(client: Client) -> None:
+    opening = client.open().opening
+    datums = [datum([1, 2, 3, 4]), datum([5, 6, 7])]
+    train = ops.ForwardBackward(loss="cross_entropy", loss_config={}, datums=datums)
+    expected: dict[str, Tally] = {}
+    device_us = 0
+    for operation in (
+        train,
+        step(1e-2),
+        sample([1, 2, 3]),
+        sample([1, 2, 3], num_samples=2),
+        train,
+    ):
+        executed = client.executed(operation, opening=opening)
+        assert executed.result is not None
+        one = tally_of(ops.count_result(operation, executed.result))
+        kind = ops.kind_of(operation)
+        expected[kind] = expected.get(kind, Tally()) + one
+        device_us += executed.wall_us
+    assert told(client) == expected
+    assert expected["forward_backward"] == Tally(2, train=14)
+    ran = client.runner.book.told()[client.uid].ran
+    assert sum(each.device_us for each in ran.values()) == device_us
+
+
+def test_a_runner_counts_no_replay_and_begins_anew_when_it_is_opened(client: Client) -> None:
+    opening = client.open().opening
+    train = ops.ForwardBackward(loss="cross_entropy", loss_config={}, datums=[datum([1, 2, 3])])
+    client.executed(train, opening=opening, replay=True)
+    assert told(client) == {}
+    client.executed(train, opening=opening)
+    assert told(client) == {"forward_backward": Tally(1, train=3)}
+    assert client.open().opening > opening
+    assert told(client) == {}
+
+
+def test_a_stream_is_counted_before_its_last_chunk_leaves(client: Client) -> None:
+    """Whoever has the last chunk and asks then must find it counted."""
+    opening = client.open().opening
+    operation = sample([1, 2, 3])
+    seen: list[int] = []
+
+    def emit(chunk: StreamChunk) -> bool:
+        if chunk.final is not None:
+            seen.append(told(client)[STREAM_KIND].operations)
+        return True
+
+    call = Execute(index=0, op_id=f"{client.uid}/log/1", operation=operation, opening=opening)
+    answers: list[Executed] = []
+    tokens = TokenStream(client.runner.base, operation, emit)
+    client.runner.begin(client.uid, call, answers.append, tokens)
+    while not answers:
+        client.runner.sampler.turn()
+    assert seen == [1]

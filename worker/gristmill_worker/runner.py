@@ -198,13 +198,13 @@ class Runner:
         def answer(outcome: SampleResult | Exception, seconds: float) -> None:
             error = self._problem(call, outcome) if isinstance(outcome, Exception) else None
             result = None if isinstance(outcome, Exception) else outcome
+            # Counted before the last chunk leaves: whoever asks after it finds it counted.
+            answered = self._answer(
+                uid, call, result, error, seconds=seconds, check=None, stream=tokens is not None
+            )
             if tokens is not None:
                 tokens.finish(error)
-            done(
-                self._answer(
-                    uid, call, result, error, seconds=seconds, check=None, stream=tokens is not None
-                )
-            )
+            done(answered)
 
         try:
             check_operation(op, self.base.facts)
