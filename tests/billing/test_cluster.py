@@ -1,6 +1,7 @@
 """Meter and ledger of a cluster together, over HTTP: secrets, files, directives, fences, restarts."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from gristmill_contracts.secrets import producer_secret
 from gristmill_ledger.schema import release_grant
 from gristmill_meter.drain import Drain
 from gristmill_meter.ledger_client import LedgerClient as MeterLedger
+from gristmill_testing.chains import broken_chains
 from gristmill_testing.fake_disk import FakeDisk
 from gristmill_testing.ledger import START_US, LedgerClient, free_port, running_ledger
 from gristmill_testing.meter_world import UID, World, forward_backward, sample, save_weights
@@ -209,6 +211,33 @@ async def test_a_restarted_ledger_hears_of_everything_without_help(cluster: Clus
     async with asyncio.timeout(20):
         while (await cluster.beat()).at_us == at_us:
             await asyncio.sleep(0.02)
+
+
+async def test_a_ledger_restored_from_last_nights_backup_converges(cluster: Cluster) -> None:
+    """What came after the backup is sent again from the log, each event once, and the chain is whole."""
+    pod = await cluster.pod()
+    for number in (1, 2):
+        await pod.train(number, forward_backward(5, number))
+    await pod.settled()
+    await cluster.stop_ledger()
+    books, backup = cluster.folder / "ledger/ledger.sqlite3", cluster.folder / "backup.sqlite3"
+    shutil.copy(books, backup)
+    await cluster.start_ledger()
+    await pod.train(3, forward_backward(7, 3))
+    assert (await pod.sample(sample(prompt=4, tokens=8))).state == "Completed"
+    await pod.settled()
+    assert len(await cluster.rows()) == 4
+    await cluster.stop_ledger()
+    for left in books.parent.glob("ledger.sqlite3*"):
+        left.unlink()
+    shutil.copy(backup, books)
+    await cluster.start_ledger()
+    assert (await pod.train(4, forward_backward(9, 4))).state == "Completed"
+    await pod.settled()
+    assert sorted(await cluster.rows()) == [(1, None), (1, None), (2, None), (3, None), (4, None)]
+    (row,) = (await cluster.operator.usage(session=UID))["rows"]
+    assert (row["train"], row["prefill"], row["sample"]) == (5 + 5 + 7 + 9, 4, 8)
+    assert await cluster.client.ledger.database.read(broken_chains) == []
 
 
 async def test_a_drain_ships_what_a_lost_pod_left(cluster: Cluster) -> None:
