@@ -50,7 +50,15 @@ VARIANTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "qwen2, window in one layer": (
         Qwen2Config, {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     ),
+    "qwen2, yarn rope": (Qwen2Config, {"rope_parameters": YARN}),
     "qwen3, normed heads": (Qwen3Config, {"head_dim": 16}),
+    "qwen3, tied, window in one layer": (
+        Qwen3Config,
+        {
+            "head_dim": 16, "tie_word_embeddings": True,
+            "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+        },
+    ),
     "qwen3, biases": (Qwen3Config, {"head_dim": 16, "attention_bias": True}),
 }  # fmt: skip
 

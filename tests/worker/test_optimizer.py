@@ -33,6 +33,29 @@ def test_two_steps_of_one_weight() -> None:
     )
 
 
+def test_moments_of_the_two_steps() -> None:
+    p = torch.ones(1, dtype=torch.float64)
+    m = v = torch.zeros_like(p)
+    for number, gradient in enumerate((0.5, -0.25), start=1):
+        stepped = adamw(
+            weights=p, gradient=torch.full_like(p, gradient), m=m, v=v, step=number, a_size=1,
+            settings=step(rate=0.1, eps=1e-12, weight_decay=0.01),
+        )  # fmt: skip
+        p, m, v = stepped.weights, stepped.m, stepped.v
+    assert float(m) == pytest.approx(0.02, abs=1e-12)
+    assert float(v) == pytest.approx(0.015, abs=1e-12)
+
+
+def test_the_norm_is_told_as_it_was_before_clipping() -> None:
+    """g = [3, 4] with a bound of 1: the first step's m is a tenth of [0.5999999, 0.79999983]."""
+    stepped = adamw(
+        weights=torch.zeros(2), gradient=torch.tensor([3.0, 4.0]), m=torch.zeros(2),
+        v=torch.zeros(2), step=1, a_size=2, settings=step(grad_clip_norm=1.0),
+    )  # fmt: skip
+    assert stepped.grad_norm == pytest.approx(5.0)
+    assert (10 * stepped.m).tolist() == pytest.approx([0.59999990, 0.79999983], abs=1e-7)
+
+
 def test_clipping_shows_the_small_constant() -> None:
     scale = clip_scale(5.0, 1.0)
     assert torch.tensor([3 * scale, 4 * scale]).tolist() == pytest.approx(

@@ -10,6 +10,7 @@ from gristmill_contracts import limits
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_contracts.operations import Datum, Forward, ForwardBackward, ForwardResult, tensor
 from gristmill_testing.local_runner import Client, datum
+from gristmill_worker.targets import width_of
 
 TOKENS = [5, 6, 7, 8]
 ROWS = [[(6, 0.7), (9, 0.3)], [], [(8, 1.0)], [(5, 0.25), (9, 0.5), (5, 0.25)]]
@@ -83,6 +84,13 @@ def test_forms_may_be_mixed_in_one_request(client: Client) -> None:
     assert shapes == [(6,), (3,), (3,), (4, 3)]
     parts = [train(client, each)[1] for each in (sparse(ROWS), plain, short, wide)]
     assert torch.allclose(found, torch.stack(parts).sum(0), atol=1e-5)
+
+
+def test_the_widest_token_tells_how_much_room_is_needed() -> None:
+    assert width_of(sparse(ROWS)) == 3
+    assert width_of(sparse([[], [(6, 1.0)], [], []])) == 1
+    assert width_of(filled(ROWS, 5)) == 5
+    assert width_of(datum(TOKENS)) == 1
 
 
 def changed(key: str, value: list[int] | list[float]) -> Datum:

@@ -21,6 +21,7 @@ from gristmill_worker import memory
 from gristmill_worker.cpu_quota import CGROUP_ROOT
 from gristmill_worker.memory import Batch, Draw
 from gristmill_worker.sizes import Sizes
+from gristmill_worker.targets import width_of
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +76,9 @@ class Room:
             self._compare(needed, lambda _: _draw_less(draw))
 
     def _batch(self, op: Forward | ForwardBackward, rank: int) -> Batch:
-        shapes = [datum.loss_inputs["target_tokens"].shape for datum in op.datums]
         return Batch(
             lengths=tuple(datum.tokens.size for datum in op.datums),
-            targets=max((shape[1] if len(shape) > 1 else 1 for shape in shapes), default=1),
+            targets=max(map(width_of, op.datums), default=1),
             budget=self.budget,
             packed=self.packed,
             world=self.world,

@@ -13,12 +13,21 @@ from gristmill_worker.tensors import from_torch, to_torch
 SPARSE_KEY: Final = "target_rows"
 
 
+def width_of(datum: Datum) -> int:
+    """Targets of a token, at most."""
+    counts, shape = _counts(datum), datum.loss_inputs["target_tokens"].shape
+    if counts is not None:
+        return max(1, int(counts.max()))
+    return shape[1] if len(shape) > 1 else 1
+
+
 def dense(op: Forward | ForwardBackward) -> Forward | ForwardBackward:
     """The same operation with sparse targets filled up by targets of weight 0, all to one width."""
     counts = [_counts(datum) for datum in op.datums]
     if all(each is None for each in counts):
         return op
-    width = max([1, *(int(each.max()) for each in counts if each is not None)])
+    sparse = (datum for datum, own in zip(op.datums, counts, strict=True) if own is not None)
+    width = max(map(width_of, sparse))
     datums = [
         datum if own is None else _filled(datum, own, width)
         for datum, own in zip(op.datums, counts, strict=True)
