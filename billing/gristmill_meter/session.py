@@ -182,7 +182,9 @@ class Session:
     def _on_durable(self) -> None:
         """The log's durable number has grown, or the log has failed."""
         while self._ending and self._ending[0][0] <= self.log.durable_number:
-            self._let_go(self._ending.popleft()[1])
+            key = self._ending.popleft()[1]
+            if self._has_ended(key):  # Else its polls wait for the grant.
+                self._let_go(key)
         if self.log.failure is not None:
             for key in list(self._held):
                 self._let_go(key)
@@ -252,9 +254,13 @@ class Session:
         may = self.may_release
         self.release_until_us = max(self.release_until_us, sent_us + int(seconds * 1e6))
         if self.may_release and not may:
-            for key in [key for key in self._held if self._has_ended(key)]:
-                self._let_go(key)  # They waited for an end that could not be told before.
-            self.pulse.ring()
+            self._let_ended_go()
+
+    def _let_ended_go(self) -> None:
+        """Polls waited for an end that could not be told before."""
+        for key in [key for key in self._held if self._has_ended(key)]:
+            self._let_go(key)
+        self.pulse.ring()
 
     async def until_releasable(self) -> None:
         """Wait for a grant. Raises the session's failure, if it has failed meanwhile."""
@@ -337,7 +343,7 @@ class Session:
         """The ledger has taken our registration."""
         self.admitted = True
         self.on_change()  # A heartbeat at once: it brings the grant to release.
-        self.pulse.ring()
+        self._let_ended_go()
 
     def serve(self) -> None:
         """Nothing waits in the inbox any more."""

@@ -60,6 +60,27 @@ async def test_a_meter_that_is_cut_off_stops_releasing_30_s_after_it_last_asked(
     assert (await polling).state == "Completed"
 
 
+async def test_a_poll_that_is_held_over_the_durable_end_waits_for_the_grant(
+    make_world: MakeWorld,
+) -> None:
+    world = make_world()
+    clocks = Clocks(world)
+    await world.start()
+    await world.train(1, forward_backward())
+    await beats(world)
+    await cut_off(world)
+    clocks.pass_s(limits.RELEASE_GRANT_S)
+    await world.submit(2, forward_backward())
+    polling = asyncio.create_task(world.poll("train", 2))
+    records, log = world.session.state.records, world.session.log
+    await world.until(lambda: records["train", 2].terminal, "it has ended")
+    await world.until(lambda: records["train", 2].settled_frame <= log.durable_number, "durably")
+    await beats(world)
+    assert not polling.done(), "nobody may tell the end yet, and InProgress is no news"
+    world.ledger.away = False
+    assert (await polling).state == "Completed"
+
+
 async def test_the_time_of_a_grant_begins_when_it_is_asked_for(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
