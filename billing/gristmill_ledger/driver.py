@@ -7,6 +7,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Executable, Table
 from sqlalchemy.exc import DBAPIError
 
+from gristmill_ledger.lists import array_text
+
 COPY_ROWS_MIN: Final = 4
 """Below it a COPY takes longer than the inserts."""
 
@@ -58,7 +60,7 @@ def change_all(
     if not is_postgresql(connection) or len(rows) == 1:
         connection.execute(each, list(rows))
         return
-    columns = tuple([row[name] for row in rows] for name in rows[0])
+    columns = tuple(array_text([row[name] for row in rows]) for name in rows[0])
     connection.exec_driver_sql(all_at_once, columns)
 
 

@@ -21,7 +21,7 @@ from gristmill_ledger.chain.rows import NewRow, append_rows, lock_head
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.decisions import Decision, Encoded, ProducerState, decide, oddities
 from gristmill_ledger.driver import change_all
-from gristmill_ledger.lists import among
+from gristmill_ledger.lists import among, array_text
 from gristmill_ledger.prices import PriceList, load_prices
 
 # Built once: composing a statement costs more than SQLite takes to run it.
@@ -36,9 +36,7 @@ _SQLITE_KNOWN: Final = (
     "SELECT event_id, payload_hash FROM usage_event "
     "WHERE tenant = ? AND event_id IN (SELECT value FROM json_each(?))"
 )
-_POSTGRESQL_KNOWN: Final = (
-    "SELECT event_id, payload_hash FROM usage_event WHERE tenant = %s AND event_id = ANY(%s)"
-)
+_POSTGRESQL_KNOWN: Final = "SELECT event_id, payload_hash FROM usage_event WHERE tenant = %s AND event_id = ANY(%s::text[])"
 _SESSIONS: Final = (
     select(schema.session.c.uid, schema.session.c.tenant, schema.session_price_book.c.book)
     .outerjoin(
@@ -204,7 +202,7 @@ def _known_hashes(connection: Connection, tenant: str, posts: Sequence[Post]) ->
             _SQLITE_KNOWN, (tenant, msgspec.json.encode(ids).decode())
         )
     else:
-        found = connection.exec_driver_sql(_POSTGRESQL_KNOWN, (tenant, ids))
+        found = connection.exec_driver_sql(_POSTGRESQL_KNOWN, (tenant, array_text(ids)))
     return {event_id: bytes(digest) for event_id, digest in found}
 
 

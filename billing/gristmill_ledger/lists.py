@@ -5,30 +5,30 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ARRAY, Boolean, ColumnElement, Dialect, Text, bindparam
+from sqlalchemy import Boolean, ColumnElement, Dialect, Text, bindparam
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeDecorator
+
+
+def array_text(values: Collection[str | int]) -> str:
+    """A list as PostgreSQL reads an array: in quotes, whatever the values hold. The driver's own way with lists
+    takes ten times as long."""
+    quoted = (str(value).replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return '{"' + '","'.join(quoted) + '"}' if values else "{}"
 
 
 class TextList(TypeDecorator[Collection[str]]):
-    """TEXT[] on PostgreSQL, a JSON array on SQLite."""
+    """The text of an array on PostgreSQL, of a JSON array on SQLite."""
 
     impl = Text
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:  # Any: of either database
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(ARRAY(Text()))
-        return dialect.type_descriptor(Text())
-
-    def process_bind_param(
-        self, value: Collection[str] | None, dialect: Dialect
-    ) -> list[str] | str | None:
+    def process_bind_param(self, value: Collection[str] | None, dialect: Dialect) -> str | None:
         if value is None:
             return None
-        return list(value) if dialect.name == "postgresql" else json.dumps(list(value))
+        return array_text(value) if dialect.name == "postgresql" else json.dumps(list(value))
 
 
 class Among(FunctionElement[bool]):
@@ -47,7 +47,8 @@ def among(column: ColumnElement[str], parameter: str) -> Among:
 @compiles(Among, "postgresql")
 def _postgresql(element: Among, compiler: SQLCompiler, **options: Any) -> str:
     column, values = element.clauses
-    return f"{compiler.process(column, **options)} = ANY ({compiler.process(values, **options)})"
+    listed = compiler.process(values, **options)
+    return f"{compiler.process(column, **options)} = ANY (CAST({listed} AS TEXT[]))"
 
 
 @compiles(Among, "sqlite")

@@ -1,9 +1,10 @@
 """What goes straight to the driver stores and reads what a statement of SQLAlchemy's would."""
 
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from gristmill_contracts.chain import encoding
@@ -13,6 +14,7 @@ from gristmill_ledger.budgets import holds
 from gristmill_ledger.chain.pages import rows_after
 from gristmill_ledger.database import Database
 from gristmill_ledger.driver import COPY_ROWS_MIN, change_all, insert_all, raw_rows
+from gristmill_ledger.lists import among
 from gristmill_ledger.schema import budgets as tables
 from gristmill_testing.falsified import fill_chain
 from gristmill_testing.ledger_store import stored_rows
@@ -117,3 +119,19 @@ def test_rows_are_read_as_sqlalchemy_reads_them(database: Database) -> None:
 def test_an_error_of_the_driver_is_one_of_sqlalchemys(database: Database) -> None:
     with pytest.raises((DBAPIError, UnavailableError)):
         database.read_now(lambda c: raw_rows(c, "SELECT nothing FROM nowhere", ()))
+
+
+WORDS = ["", "a", "a,b", "{}", '"', "\\", '\\"', "NULL", "null", " a ", "\n\t", "'", "ü", "a\\\\b"]
+
+
+def test_any_text_may_be_in_a_list(database: Database) -> None:
+    rows = [lease(n) | {"id": word} for n, word in enumerate(WORDS)]
+    database.write_now(lambda c: insert_all(c, tables.budget_lease, rows))
+    query = select(tables.budget_lease.c.id).where(among(tables.budget_lease.c.id, "ids"))
+    for words in ([], WORDS[:1], ["nobody", *WORDS], *([word] for word in WORDS)):
+        found = database.read_now(partial(_ids, query, words))
+        assert sorted(found) == sorted(word for word in words if word != "nobody")
+
+
+def _ids(query: Any, words: list[str], connection: Connection) -> list[str]:
+    return list(connection.execute(query, {"ids": words}).scalars())

@@ -10,6 +10,7 @@ from gristmill_contracts import limits
 from gristmill_ledger.budgets.decide import Figures
 from gristmill_ledger.budgets.periods import period_at
 from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.lists import among
 from gristmill_ledger.schema import budgets as tables
 
 AnyRow = Row[*tuple[Any, ...]]
@@ -18,9 +19,9 @@ _budget, _terms, _period = tables.budget.c, tables.budget_terms.c, tables.budget
 
 _SCOPES: Final = or_(
     _budget.scope_type == "tenant",
-    and_(_budget.scope_type == "project", _budget.scope.in_(bindparam("projects", expanding=True))),
-    and_(_budget.scope_type == "session", _budget.scope.in_(bindparam("sessions", expanding=True))),
-    and_(_budget.scope_type == "key", _budget.scope.in_(bindparam("keys", expanding=True))),
+    and_(_budget.scope_type == "project", among(_budget.scope, "projects")),
+    and_(_budget.scope_type == "session", among(_budget.scope, "sessions")),
+    and_(_budget.scope_type == "key", among(_budget.scope, "keys")),
 )
 _COLUMNS: Final = (
     _budget.id, _budget.scope_type, _budget.scope, _budget.unit, _budget.recurrence,
@@ -42,11 +43,7 @@ _APPLICABLE: Final = (
     .where(_budget.tenant == bindparam("tenant"), _terms.amount.is_not(None), _SCOPES)
     .order_by(_budget.id)
 )
-_MANY: Final = (
-    select(*_COLUMNS)
-    .select_from(_JOINED)
-    .where(_budget.id.in_(bindparam("budgets", expanding=True)))
-)
+_MANY: Final = select(*_COLUMNS).select_from(_JOINED).where(among(_budget.id, "budgets"))
 _ONE: Final = select(*_COLUMNS).select_from(_JOINED).where(_budget.id == bindparam("budget"))
 # Of a sum of integers the database might make more than it holds.
 _filled = func.coalesce(
