@@ -174,6 +174,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--model", type=Path, help="prepared base model; default: random weights")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--product", type=int, default=4096, help="size of the matrix product")
     return parser.parse_args()
 
 
@@ -186,7 +187,7 @@ def main() -> None:
         scratch = Path(name)
         folder = given.model or build_tiny_llama(scratch / "m", **SMOLLM2)
         device, dtype = torch.device(given.device), getattr(torch, given.dtype)
-        print(*table(folder, scratch, device, dtype, given.turns, gemm=4096), sep="\n")
+        print(*table(folder, scratch, device, dtype, given.turns, gemm=given.product), sep="\n")
 
 
 if __name__ == "__main__":

@@ -14,17 +14,22 @@ from gristmill_contracts.errors import (
     NotFoundError,
     OperationFailedError,
 )
+from gristmill_contracts.ids import checkpoint_id, parse_op_id
 from gristmill_contracts.operations import (
     CheckpointRef,
     LoadWeightsForSampling,
     SaveResult,
+    SaveState,
     SaveWeights,
 )
 from gristmill_testing.local_runner import Client, datum, load, make_runner, ref
+from gristmill_testing.lossy_disk import Crash, LossyDisk
 from gristmill_testing.tiny_models import build_tiny_llama
 from gristmill_worker import peft_files
 from gristmill_worker.adapter import make_adapter
 from gristmill_worker.base_model import BaseModel
+from gristmill_worker.checkpoints import Checkpoints
+from gristmill_worker.folders import damage
 from gristmill_worker.runner import Runner
 
 # PEFT reads attributes that transformers has renamed.
@@ -311,6 +316,43 @@ def test_a_full_disk_fails_the_save_and_leaves_nothing(
         client.save_weights()
     monkeypatch.undo()
     assert client.save_weights().size_bytes > 0
+
+
+@pytest.mark.parametrize("kind", ["weights", "state"])
+def test_a_crash_at_any_call_of_the_disk_leaves_a_whole_checkpoint_or_none(
+    client: Client, tmp_path: Path, kind: str
+) -> None:
+    """And the same operation, run again after it, has its checkpoint whatever was left."""
+    train(client, 1)
+    root, outcomes = tmp_path / "lossy", set()
+    op_id = f"{UID}/train/3"
+    operations = {
+        "weights": SaveWeights(location="acme/bucket", merge=False, description=""),
+        "state": SaveState(location="acme/bucket", description=""),
+    }
+    call, crashed = 0, True
+    while crashed:
+        disk = LossyDisk()
+        checkpoints = Checkpoints(disk, client.runner.base, root, cached_max=1)
+        disk.calls_left = call
+        try:
+            saved = checkpoints.save(client.session, operations[kind], op_id)
+            crashed = False
+        except Crash:
+            pass
+        disk.crash()
+        folder = root / f"acme/bucket/{checkpoint_id(parse_op_id(op_id))}"
+        assert disk.exists(folder) or crashed
+        if disk.exists(folder):
+            assert damage(disk, folder) == "", call
+        outcomes.add(disk.exists(folder))
+        again = checkpoints.save(client.session, operations[kind], op_id)
+        assert damage(disk, folder) == ""
+        assert torch.equal(checkpoints.adapter(ref(again)).weights, client.session.adapter.weights)
+        call += 1
+    assert again == saved
+    assert outcomes == {False, True}
+    assert call >= 8
 
 
 def test_the_facts_of_a_save(client: Client, runner: Runner) -> None:

@@ -88,21 +88,33 @@ class BareWorker:
 
     def execute(self, operation: Operation) -> Result:
         """Run one operation. Raises the error that the worker reports."""
+        executed = self.executed(operation)
+        if executed.error is not None:
+            raise error_from(executed.error.code, executed.error.message)
+        assert executed.result is not None
+        return executed.result
+
+    def executed(
+        self,
+        operation: Operation,
+        *,
+        replay: bool = False,
+        expected_checksum: int | None = None,
+        expected_fingerprint: str | None = None,
+    ) -> Executed:
+        """The worker's whole answer."""
         sampling = isinstance(operation, Sample | ComputeLogprobs | LoadWeightsForSampling)
         self._index += 0 if sampling else 1
         index = 0 if sampling else self._index
         stream = "log" if sampling else "train"
         message = Execute(
-            index=index, op_id=f"{self._uid}/{stream}/{self._index}", operation=operation
-        )
+            index=index, op_id=f"{self._uid}/{stream}/{self._index}", operation=operation,
+            replay=replay, expected_checksum=expected_checksum,
+            expected_fingerprint=expected_fingerprint,
+        )  # fmt: skip
         body = msgspec.msgpack.encode(message)
-        executed = msgspec.msgpack.decode(
-            self._send("POST", f"/v1/sessions/{self._uid}/execute", body), type=Executed
-        )
-        if executed.error is not None:
-            raise error_from(executed.error.code, executed.error.message)
-        assert executed.result is not None
-        return executed.result
+        answer = self._send("POST", f"/v1/sessions/{self._uid}/execute", body)
+        return msgspec.msgpack.decode(answer, type=Executed)
 
     def snapshot(self) -> Snapshotted:
         """Returns once it is durable."""
