@@ -43,5 +43,7 @@ def test_a_client_and_the_ledger_count_the_same_tokens(
         20,
     )
     books.expect(session.name, bill)
+    books.expect_no_difference(session.name)
     session.stop()
     books.expect(session.name, bill)
+    books.expect_no_difference(session.name)

@@ -64,6 +64,24 @@ class Books:
         rows = json.loads(self.cli("usage", "--group-by", "session", "--output", "json"))["rows"]
         return _tokens(row for row in rows if row["session_name"] == session)
 
+    def expect_no_difference(self, session: str, timeout_s: float = 30.0) -> None:
+        """Reconcile a session by its name: worker, meter and ledger say the same, to the token."""
+        (uid,) = {
+            row["session"]
+            for row in self.rows(group_by="session")
+            if row["session_name"] == session
+        }
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer = json.loads(self.cli("reconcile", "--session", uid, "--output", "json"))
+            if answer["differences"]:
+                raise AssertionError(f"{session} differs: {answer['differences']}")
+            if answer["run"]["sessions"] == 1:
+                return
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{session} was never compared: {answer['run']}")
+            time.sleep(0.1)
+
     def operations(self, session: str, kind: str = "usage", operation: str | None = None) -> int:
         """How many operations of a session the books hold: `usage` is billed, `attempt` is not."""
         rows = self.rows(group_by="session,operation", include_attempts="true")
