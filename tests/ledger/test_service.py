@@ -3,7 +3,9 @@
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from sqlalchemy import Connection
@@ -30,6 +32,8 @@ from gristmill_testing.postgres import (
     running_postgres,
     stop_postgres,
 )  # fmt: skip
+
+Answer = TypeVar("Answer")
 
 
 async def metric(client: LedgerClient, name: str) -> float:
@@ -135,10 +139,20 @@ async def test_reads_and_health_do_not_wait_for_a_slow_write(tmp_path: Path) -> 
         await slow
 
 
+async def once_taken(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """The ledger's own tasks write too, now and then, where there is room for a single write."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await ask()
+            except OverloadedError:
+                await asyncio.sleep(0.01)
+
+
 async def test_past_the_bound_of_waiting_writes_the_answer_is_429(tmp_path: Path) -> None:
     async with running_ledger(tmp_path, writes_pending_max=1) as client:
         gate = Gate()
-        slow = asyncio.create_task(client.ledger.database.write(gate))
+        slow = asyncio.create_task(once_taken(lambda: client.ledger.database.write(gate)))
         await asyncio.to_thread(gate.entered.wait, 10)
         status, _body = await client.call("PUT", "/v1/tenants/acme")
         assert status == 429
@@ -146,7 +160,7 @@ async def test_past_the_bound_of_waiting_writes_the_answer_is_429(tmp_path: Path
             await client.register("p")
         gate.opened.set()
         await slow
-        assert (await client.register("p")).acked_seq == 0
+        assert (await once_taken(lambda: client.register("p"))).acked_seq == 0
 
 
 async def test_a_database_locked_by_another_process_answers_503_and_recovers(
@@ -163,11 +177,13 @@ async def test_a_database_locked_by_another_process_answers_503_and_recovers(
         assert (await client.post("p", [make_event(1)])).acked_seq == 1
 
 
-async def test_an_absent_postgresql_is_named_in_readyz_and_answers_503_until_it_is_back() -> None:
+async def test_an_absent_postgresql_is_named_in_readyz_and_answers_503_until_it_is_back(
+    tmp_path: Path,
+) -> None:
     try:
         with running_postgres() as server:
             url = create_database(server, "ledger")
-            async with running_ledger(Path("unused"), database_url=url) as client:
+            async with running_ledger(tmp_path, database_url=url) as client:
                 await client.register("p")
                 await client.post("p", [make_event(1)])
                 stop_postgres(server)
