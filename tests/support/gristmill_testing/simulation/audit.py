@@ -13,6 +13,7 @@ from gristmill_meter.ports import ExecuteCall
 from gristmill_testing.chains import broken_chains
 from gristmill_testing.fake_worker import FakeWorker, Weights, prompt_tokens, sample_tokens
 from gristmill_testing.simulation.client import ClientOp
+from gristmill_testing.simulation.sums import wrong_sums
 
 if TYPE_CHECKING:
     from gristmill_testing.simulation.pods import Pod
@@ -177,6 +178,8 @@ class Audit:
         self._check_oddities(rows)
         self._check_budgets(rows)
         self._check_leases(rows)
+        for wrong in wrong_sums(self.world.books.rows):
+            self.fail(wrong)
         by_op: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
         for row in rows:
             by_op[row["session"], row["stream"], row["number"]].append(row)
