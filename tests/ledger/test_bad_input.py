@@ -36,6 +36,12 @@ ROUTES = (
     ("POST", "/v1/checkpoint-groups"),
     ("PUT", "/v1/price-books/own"),
 )
+SAME_EACH_TIME = settings(
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+"""Examples that do not depend on the day, nor on how busy the machine is."""
 PRODUCER = {"producer": "p", "tenant": "acme", "session": "s-1", "epoch": 1, "attempt": 1,
             "head_seq": 0}  # fmt: skip
 
@@ -319,9 +325,7 @@ events = st.fixed_dictionaries(
 )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(SAME_EACH_TIME, max_examples=60)
 @given(route=st.sampled_from(ROUTES), body=plain.map(msgspec.msgpack.encode) | st.binary())
 async def test_no_body_makes_the_ledger_fail(
     client: LedgerClient, route: tuple[str, str], body: bytes
@@ -330,9 +334,7 @@ async def test_no_body_makes_the_ledger_fail(
     assert status < 500, answer
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(SAME_EACH_TIME, max_examples=40)
 @given(change=events)
 async def test_no_event_makes_the_ledger_fail(client: LedgerClient, change: dict[str, Any]) -> None:
     number = (await client.register("p")).acked_seq + 1

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gristmill_contracts import limits
+from gristmill_contracts.body_crc import CRC_HEADER, crc_of
 from gristmill_contracts.http import Empty, Problem, ProducerCursor, RegisterSession
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.usage import Counts, UsageEvent
@@ -26,6 +28,12 @@ from gristmill_testing.ledger import (
 )
 from gristmill_testing.ledger_store import stored_rows
 
+SAME_EACH_TIME = settings(
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+"""Examples that do not depend on the day, nor on how busy the machine is."""
 PATH = "/v1/cloudevents"
 KEY = bytes(range(32))
 Fields = dict[str, Any]
@@ -263,6 +271,15 @@ async def test_another_content_type_is_told_the_right_ones(
     assert (STRUCTURED in problem.message, BATCHED in problem.message) == (True, True)
 
 
+async def test_a_wrong_crc_is_told_and_the_right_one_is_taken(client: LedgerClient) -> None:
+    body = json.dumps(as_cloud_event(make_event(1))).encode()
+    careful = replace(client, headers={CRC_HEADER: crc_of(body)})
+    status, problem = await refused(careful, body.replace(b'"sample": 5', b'"sample": 7'))
+    assert (status, problem.code, problem.retryable) == (400, "torn", True)
+    assert (await send(careful, body))[0] == 200
+    assert [row["sample"] for row in stored_rows(client.ledger.database)] == [5]
+
+
 async def test_too_many_events_are_refused(client: LedgerClient) -> None:
     event = as_cloud_event(make_event(1))
     status, problem = await refused(client, [event] * (limits.BATCH_EVENTS_MAX + 1))
@@ -340,9 +357,7 @@ DATA = (
 edges = st.sampled_from([0, 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -1, "", "0", "\ud800"])
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(SAME_EACH_TIME, max_examples=60)
 @given(
     outer=st.dictionaries(st.sampled_from(FIELDS), anything | edges, max_size=2),
     inner=st.dictionaries(st.sampled_from(DATA), anything | edges, max_size=2),
@@ -357,9 +372,7 @@ async def test_no_event_makes_the_ledger_fail(
     assert status in (200, 400, 404, 409), answer
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(SAME_EACH_TIME, max_examples=40)
 @given(body=st.binary() | anything.map(lambda value: json.dumps(value).encode()))
 async def test_no_body_makes_the_ledger_fail(client: LedgerClient, body: bytes) -> None:
     for kind in (STRUCTURED, BATCHED):
