@@ -12,9 +12,10 @@ START_US = 1_764_460_800_000_000
 Tables = dict[str, list[dict[str, Any]]]
 
 
-def event(seq: int, kind: str = "usage", **counts: int | None) -> dict[str, Any]:
+def event(seq: int, **changes: Any) -> dict[str, Any]:
     tokens = {"prefill": 10, "cached_prefill": 0, "sample": 5, "train": 0}
-    return {"tenant": "acme", "seq": seq, "kind": kind, "op_start_us": START_US} | tokens | counts
+    row = {"tenant": "acme", "seq": seq, "kind": "usage", "op_start_us": START_US}
+    return row | tokens | changes
 
 
 def rollup(bucket_us: int, kind: str, *values: int) -> dict[str, Any]:
