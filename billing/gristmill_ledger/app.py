@@ -16,6 +16,7 @@ from gristmill_ledger.routes import (
     budgets,
     chain,
     cluster,
+    corrections,
     inbox,
     ingest,
     leases,
@@ -57,6 +58,7 @@ def make_app(ledger: Ledger) -> FastAPI:
         chain,
         rating,
         reconcile,
+        corrections,
     )
     for router in (module.router for module in routers):
         app.include_router(router)

@@ -23,6 +23,7 @@ JSON_PATHS: Final = frozenset(
         "/v1/rerate",
         "/v1/reconcile",
         "/v1/reconcile/decisions",
+        "/v1/corrections",
         "/v1/cloudevents",
     }
 )

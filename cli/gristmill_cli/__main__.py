@@ -3,6 +3,7 @@
 import typer
 
 from gristmill_cli.commands import (
+    adjust,
     budget,
     charges,
     env,
@@ -34,6 +35,7 @@ app.command()(usage.usage)
 app.command()(verify.verify)
 app.command()(charges.explain)
 app.command()(charges.rerate)
+app.command()(adjust.adjust)
 app.command()(estimate.estimate)
 app.command()(status.status)
 app.command("doctor", hidden=True)(status.status)

@@ -118,6 +118,7 @@ def _print_charge(charge: Json) -> None:
         ("chain", f"{chain['tenant']} row {chain['seq']}, {chain['hash'][:HASH_SHOWN]} after "
                   f"{chain['prev_hash'][:HASH_SHOWN]}"),
         ("odd", charge["quarantined"] or "-"),
+        *_correction(charge),
         ("state", charge["state"]),
     ]  # fmt: skip
     for name, value in facts:
@@ -133,6 +134,12 @@ def _print_charge(charge: Json) -> None:
             typer.echo(f"rated again by run {each['run']} ({each['reason']}): {amount}")
     total = "unknown" if charge["amount"] is None else charge["amount"]
     typer.echo(f"{'cost:':<17}{total} {charge['currency'] or ''}".rstrip())
+
+
+def _correction(charge: Json) -> list[tuple[str, str]]:
+    if not charge["corrects"]:
+        return []
+    return [("corrects", charge["corrects"]), ("decided by", charge["reason"])]
 
 
 def _line(line: Json) -> list[Any]:
