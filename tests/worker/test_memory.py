@@ -82,7 +82,7 @@ def ask(base: BaseModel, folder: Path, operation: Operation) -> Asked:
     client.step()
     told: list[int] = []
     checked = made_room(base, lambda: None)
-    checked._compare = lambda needed, _remedy: told.append(needed)  # type: ignore[method-assign]
+    checked._compare = lambda needed, *_: told.append(needed)  # type: ignore[method-assign]
     checked.check(operation, client.rank)
     taken = peak_bytes(lambda: client.run(operation), base.device)
     return Asked(told[0], taken)
@@ -121,6 +121,19 @@ def test_a_step_takes_what_was_foretold(llama: BaseModel, tmp_path: Path) -> Non
     client.run(trains(16))
     needed = memory.step_bytes(sizes_of(llama), client.rank)
     taken = peak_bytes(client.step, llama.device)
+    assert taken <= needed <= TOO_MUCH * taken
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_merged_export_takes_what_was_foretold(
+    family: str, family_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = load(family_dir(family))
+    client = Client(make_runner(base, tmp_path / "a"), "u", str(tmp_path / "s"))
+    client.open()
+    client.save_weights(merge=True)  # what is made once, by imports
+    needed = memory.merge_bytes(sizes_of(base), client.rank)
+    taken = peak_bytes(lambda: client.save_weights(merge=True), base.device)
     assert taken <= needed <= TOO_MUCH * taken
 
 
@@ -175,6 +188,14 @@ def test_a_refusal_says_what_would_help(tight: Client, operation: Operation, rem
         tight.run(operation)
 
 
+def test_a_merged_export_is_held_against_the_hosts_memory(tight: Client) -> None:
+    assert tight.runner.room is not None
+    tight.runner.room.host = lambda: 100_000
+    with pytest.raises(InvalidRequestError, match=r"100000 are available.* without merge"):
+        tight.save_weights(merge=True)
+    tight.save_weights()
+
+
 def test_a_step_that_does_not_fit_can_be_sent_again(tight: Client) -> None:
     tight.train(rows(4))
     assert tight.runner.room is not None
@@ -226,6 +247,7 @@ SMOLLM2 = Sizes(
     path="fast", item_bytes=2, layers=30, hidden=576, heads=9, kv_heads=3, head_size=64, inner=1536,
     vocabulary=49_152, context=8192, linears=((576, 576), (192, 576), (192, 576), (576, 576),
     (1536, 576), (1536, 576), (576, 1536)) * 30, windows=(None,) * 30, qk_norm=False,
+    parameters=134_515_008,
 )  # fmt: skip
 
 

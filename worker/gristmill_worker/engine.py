@@ -27,7 +27,7 @@ from gristmill_worker.orders import Finish
 from gristmill_worker.prefixes import Prefixes
 from gristmill_worker.problems import translated
 from gristmill_worker.recompute import Keeper
-from gristmill_worker.room import Room, room_on
+from gristmill_worker.room import Room, on_host, room_on
 from gristmill_worker.runner import Runner
 from gristmill_worker.sampler import Sampler
 from gristmill_worker.scheduler import Capacity, Shares
@@ -224,6 +224,7 @@ class Engine:
                 sizes_of(base), budget=settings.token_budget, packed=base.packed,
                 world=self.team.world, available=room_on(base.device),
                 kv_bytes_max=settings.kv_cache_mib * MIB, recomputes=base.keeper is not None,
+                host=on_host,
             ),
             sampler=new_sampler(base, settings),
         )  # fmt: skip

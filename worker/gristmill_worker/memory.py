@@ -158,6 +158,13 @@ def step_bytes(s: Sizes, rank: int) -> int:
     return 7 * s.adapter_size(rank) * WIDE + compute_copies(s, rank)
 
 
+def merge_bytes(s: Sizes, rank: int) -> int:
+    """Of a merged export, on the host: the whole base once more, and one layer's update in float32."""
+    largest = max(rows * columns for rows, columns in s.linears)
+    whole = s.parameters * s.item_bytes
+    return whole + (3 * largest + s.adapter_size(rank)) * WIDE
+
+
 # --- sampling --------------------------------------------------------------------------------------
 
 

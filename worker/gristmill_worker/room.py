@@ -16,6 +16,7 @@ from gristmill_contracts.operations import (
     Operation,
     OptimStep,
     Sample,
+    SaveWeights,
 )
 from gristmill_worker import memory
 from gristmill_worker.cpu_quota import CGROUP_ROOT
@@ -47,6 +48,7 @@ class Room:
         available: Callable[[], int | None],
         kv_bytes_max: int = KV_BYTES_MAX,
         recomputes: bool = False,
+        host: Callable[[], int | None] | None = None,
     ) -> None:
         self.sizes = sizes
         self.budget = budget
@@ -56,6 +58,8 @@ class Room:
         self.kv_bytes_max = kv_bytes_max
         self.recomputes = recomputes
         """Whether layers run again in the backward pass where memory is short."""
+        self.host = host or available
+        """As `available`, of the machine's own memory."""
 
     def check(self, op: Operation, rank: int) -> None:
         """`rank` of the session's adapter. Raises InvalidRequestError with the numbers and what would help."""
@@ -70,6 +74,9 @@ class Room:
         elif isinstance(op, OptimStep):
             needed = memory.step_bytes(self.sizes, rank)
             self._compare(needed, lambda _: "close sessions of this worker, or use a lower rank")
+        elif isinstance(op, SaveWeights) and op.merge:
+            needed = memory.merge_bytes(self.sizes, rank)
+            self._compare(needed, lambda _: "save the adapter alone, without merge", self.host)
         elif isinstance(op, Sample | ComputeLogprobs):
             draw = self._draw(op, rank)
             needed = memory.draw_bytes(self.sizes, draw)
@@ -107,10 +114,13 @@ class Room:
             kv_bytes_max=self.kv_bytes_max,
         )
 
-    def _compare(self, needed: int, remedy: Callable[[int], str]) -> None:
+    def _compare(
+        self, needed: int, remedy: Callable[[int], str],
+        available: Callable[[], int | None] | None = None,
+    ) -> None:  # fmt: skip
         if needed <= NEVER_REFUSED_BYTES:
             return
-        free = self.available()
+        free = (available or self.available)()
         if free is not None and needed > free:
             log.warning("operation_does_not_fit", extra={"needed": needed, "available": free})
             raise InvalidRequestError(

@@ -27,6 +27,8 @@ class Sizes:
     windows: tuple[int | None, ...]
     """Of each layer."""
     qk_norm: bool
+    parameters: int = 0
+    """Of the whole base; only a merged export depends on them."""
 
     @property
     def q_size(self) -> int:
@@ -65,6 +67,8 @@ def sizes_of(base: BaseModel) -> Sizes:
         linears=base.shapes,
         windows=shape.windows,
         qk_norm=shape.qk_norm,
+        parameters=_elements(base.shapes)
+        + (1 if shape.tied else 2) * shape.vocabulary * shape.hidden,
     )
 
 
@@ -87,7 +91,12 @@ def _generic(base: Any) -> Sizes:  # Any: transformers' config is not typed
         linears=base.shapes,
         windows=(None,) * layers,
         qk_norm=False,
+        parameters=sum(each.numel() for each in base.model.parameters()),
     )
+
+
+def _elements(shapes: Sequence[tuple[int, int]]) -> int:
+    return sum(rows * columns for rows, columns in shapes)
 
 
 def _widest(shapes: Sequence[tuple[int, int]]) -> int:
