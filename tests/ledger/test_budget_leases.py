@@ -11,6 +11,7 @@ from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger.budgets import leases
 from gristmill_ledger.budgets.decide import lease_amount, passed, worst_prices
+from gristmill_ledger.budgets.figures import shown
 from gristmill_ledger.database import Database
 from gristmill_ledger.prices import PriceList, put_price_book
 from gristmill_testing import budget_store as budgets
@@ -344,3 +345,14 @@ def test_f28_a_limit_that_is_told_twice_is_one_limit(database: Database) -> None
     for _ in range(2):
         assert budgets.put(database, 110).limit == 110
     assert [row["amount"] for row in stored_rows(database, "budget_limit")] == [10, 110]
+
+
+def test_the_fullest_budgets_come_first_where_not_all_have_series(database: Database) -> None:
+    session(database)
+    for name, limit in (("low", 1000), ("high", 100), ("nothing", 0), ("huge", 2**63 - 1)):
+        budgets.put(database, limit, name, now_us=START_US)
+    budgets.put(database, 50, "of-a-session", scope_type="session", scope="s-1", now_us=START_US)
+    post(database, [make_event(1, counts=Counts(train=60))], "s-1")
+    found = database.read_now(lambda c: shown(c, NOW_US))
+    assert [each.budget for each in found] == ["acme/high", "acme/low", "acme/huge", "acme/nothing"]
+    assert {each.posted + each.late_posted for each in found} == {60}
