@@ -112,7 +112,7 @@ def _whole(
 
     def run(operation: Forward | ForwardBackward, into: Tensor | None) -> ForwardResult:
         part = _attempt(base, adapter, operation, budget, team=team, scratch=into)
-        return _result(operation, team.gather(part))
+        return result_of(operation, team.gather(part))
 
     if op.loss == "dpo":
         scored = run(pairs.scoring(op), None)
@@ -145,7 +145,7 @@ def _attempt(
         return Part(problem=problem_of(failure))
 
 
-def _result(op: Forward | ForwardBackward, parts: list[Part]) -> ForwardResult:
+def result_of(op: Forward | ForwardBackward, parts: list[Part]) -> ForwardResult:
     """One result of all ranks' parts. Raises the first failure among them."""
     tally = Tally()
     outputs: dict[int, dict[str, Tensor]] = {}
@@ -173,20 +173,20 @@ def _run(
 ) -> Part:
     views = None if scratch is None else gradient_views(adapter.layout, scratch)
     done = Part()
-    for members in _by_shape(op.datums, mine):
+    for members in by_shape(op.datums, mine):
         lengths = [op.datums[index].tokens.size for index in members]
         for part in plan(lengths, budget, packed=base.packed):
             indices = [members[index] for index in part.order]
-            rows = _gather(op.datums, indices, part.filler, base.device)
+            rows = gather_rows(op.datums, indices, part.filler, base.device)
             with base.selected(adapter, views), torch.set_grad_enabled(scratch is not None):
                 hidden = _hidden(base, rows, part)
-                logprobs = _score(base, hidden, rows, op, done.tally)
+                logprobs = score(base, hidden, rows, op, done.tally)
             for index, own in zip(indices, torch.split(logprobs, rows.lengths), strict=True):
                 done.outputs[index] = {"logprobs": own.cpu()}
     return done
 
 
-def _by_shape(datums: list[Datum], mine: list[int]) -> list[list[int]]:
+def by_shape(datums: list[Datum], mine: list[int]) -> list[list[int]]:
     """Indices of datums that can share rows: same width of targets, same loss inputs."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for index in mine:
@@ -196,7 +196,9 @@ def _by_shape(datums: list[Datum], mine: list[int]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _gather(all_datums: list[Datum], indices: list[int], filler: int, device: torch.device) -> Rows:
+def gather_rows(
+    all_datums: list[Datum], indices: list[int], filler: int, device: torch.device
+) -> Rows:
     datums = [all_datums[index] for index in indices]
     tokens = [to_torch(datum.tokens) for datum in datums]
     if filler:
@@ -223,7 +225,7 @@ def _hidden(base: BaseModel, rows: Rows, part: MicroBatch) -> Tensor:
     return base.hidden(rows.tokens.view(-1, rows.lengths[0]))
 
 
-def _score(
+def score(
     base: BaseModel,
     hidden: Tensor,
     rows: Rows,

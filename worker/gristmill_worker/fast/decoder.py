@@ -10,7 +10,7 @@ from torch import Tensor
 from gristmill_worker.fast.attention import Attention, Kept
 from gristmill_worker.fast.cache import FastCache
 from gristmill_worker.fast.kernels import Kernels
-from gristmill_worker.fast.linear import Factors, Low, Shared
+from gristmill_worker.fast.linear import Factors, Linear, Shared, Span
 from gristmill_worker.fast.rope import Rope
 from gristmill_worker.fast.seats import Seats
 from gristmill_worker.fast.shape import Shape
@@ -23,11 +23,40 @@ Parts = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """The adapter of a pass: its factors of each fused layer, and where its gradient goes."""
+    """The adapter of a pass: its factors of each fused layer, and where its gradient goes.
+
+    Or several, each with its own consecutive rows, one after another until the stream's end.
+    """
 
     factors: list[Factors] | None = None
     gradient: list[Parts] | None = None
     scale: float = 1.0
+    spans: tuple[tuple[slice, "Selected"], ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """The highest of those that have a gradient; 0 = none has."""
+        if self.spans:
+            return max(each.rank for _, each in self.spans)
+        return 0 if self.gradient is None else self.gradient[0][0][0].shape[0]
+
+    def forward(self, linear: Linear, x: Tensor, index: int) -> tuple[Tensor, Any]:
+        """The output of a fused layer, and what `backward` needs of it."""
+        if self.spans:
+            return linear.forward_spans(x, self._spans(index))
+        return linear.forward(x, self.of(index))
+
+    def backward(self, linear: Linear, dy: Tensor, low: Any, index: int) -> Tensor:
+        if self.spans:
+            return linear.backward_spans(dy, low, self._spans(index))
+        return linear.backward(dy, low, self.of(index), self.into(index), self.scale)
+
+    def _spans(self, index: int) -> list[Span]:
+        return [
+            Span(rows, each.factors[index], each.into(index), each.scale)
+            for rows, each in self.spans
+            if each.factors is not None
+        ]
 
     def of(self, index: int) -> Factors | None:
         return None if self.factors is None else self.factors[index]
@@ -55,7 +84,8 @@ class Saved:
     x: Tensor
     middle: Tensor = field(init=False)
     scales: tuple[Tensor, Tensor] = field(init=False)
-    lows: list[Low | None] = field(default_factory=list)
+    lows: list[Any] = field(default_factory=list)
+    """Of each fused layer, as its `Selected` gave it."""
     attention: list[Kept] = field(default_factory=list)
     both: Tensor = field(init=False)
     heads: Tensor | None = None
@@ -103,14 +133,14 @@ class Decoder:
         block, at, selected = self.weights.blocks[index], 4 * index, this.selected
         k = self.kernels
         normed, scale_1 = k.rms_forward(x, block.before_attention, self.shape.eps)
-        qkv, low_1 = block.qkv.forward(normed, selected.of(at))
+        qkv, low_1 = selected.forward(block.qkv, normed, at)
         q, key, value = self.split(qkv, block, this.turn, saved)
         seen = self._look_back(q, key, value, index, this, saved)
-        added, low_2 = block.out.forward(seen.view(x.shape[0], -1), selected.of(at + 1))
+        added, low_2 = selected.forward(block.out, seen.view(x.shape[0], -1), at + 1)
         middle = x + added
         normed, scale_2 = k.rms_forward(middle, block.before_mlp, self.shape.eps)
-        both, low_3 = block.gate_up.forward(normed, selected.of(at + 2))
-        added, low_4 = block.down.forward(k.swiglu_forward(both), selected.of(at + 3))
+        both, low_3 = selected.forward(block.gate_up, normed, at + 2)
+        added, low_4 = selected.forward(block.down, k.swiglu_forward(both), at + 3)
         if saved is not None:
             saved.middle, saved.both = middle, both
             saved.scales = (scale_1, scale_2)
@@ -200,9 +230,7 @@ class Decoder:
         scale_1, scale_2 = saved.scales
 
         def back(layer: int, dy: Tensor) -> Tensor:
-            return block.linears[layer].backward(
-                dy, saved.lows[layer], selected.of(at + layer), selected.into(at + layer), selected.scale
-            )  # fmt: skip
+            return selected.backward(block.linears[layer], dy, saved.lows[layer], at + layer)
 
         g = k.swiglu_backward(back(3, d), saved.both)
         d = k.rms_backward(back(2, g), saved.middle, block.before_mlp, scale_2, d)

@@ -48,6 +48,16 @@ class Low:
     """(T, P r) = x A^T."""
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of a stream that one adapter serves, in one layer, and where its gradient goes."""
+
+    rows: slice
+    factors: Factors
+    into: list[tuple[Tensor, Tensor]] | None
+    scale: float
+
+
 @cache
 def packing_works() -> bool:
     """Whether oneDNN's packed linear gives what a plain one gives here."""
@@ -92,6 +102,17 @@ class Linear:
         low = torch.mm(x, factors.a_t)
         return self._add(torch.mm(low, factors.b_t), x), Low(x, low)
 
+    def forward_spans(self, x: Tensor, spans: Sequence[Span]) -> tuple[Tensor, list[Low]]:
+        """Rows of several adapters, of any ranks: one base product, a low-rank one for each."""
+        update = x.new_zeros(x.shape[0], self.out)
+        lows = []
+        for span in spans:
+            own = x[span.rows]
+            low = torch.mm(own, span.factors.a_t)
+            update[span.rows] = torch.mm(low, span.factors.b_t)
+            lows.append(Low(own, low))
+        return self._add(update, x), lows
+
     def shared(self, x: Tensor, adapters: Sequence[Shared], layer: int) -> Tensor:
         """(B, in) -> (B, out), each row with its own adapter; those of none get the base alone."""
         if not adapters:
@@ -131,15 +152,35 @@ class Linear:
         """dy (T, out) -> dx (T, in). Adds the gradients of A (r, in) and B (out_p, r) of each part."""
         if saved is None or factors is None or into is None:
             return self._back(dy)
+        return self._back_add(self._low_back(dy, saved, factors, into, scale), dy)
+
+    def backward_spans(self, dy: Tensor, saved: Sequence[Low], spans: Sequence[Span]) -> Tensor:
+        """dy (T, out) -> dx (T, in). Adds to the gradient of each span that has one."""
+        update = dy.new_zeros(dy.shape[0], self.columns)
+        for span, low in zip(spans, saved, strict=True):
+            update[span.rows] = self._low_back(
+                dy[span.rows], low, span.factors, span.into, span.scale
+            )
+        return self._back_add(update, dy)
+
+    def _low_back(
+        self, dy: Tensor, saved: Low, factors: Factors,
+        into: list[tuple[Tensor, Tensor]] | None, scale: float,
+    ) -> Tensor:  # fmt: skip
+        """The low-rank part of dx."""
         d_low = torch.mm(dy, factors.b)
-        d_a = torch.mm(d_low.t(), saved.x)
-        at, rank = 0, saved.low.shape[1] // len(self.parts)
-        for index, (rows, (a, b)) in enumerate(zip(self.parts, into, strict=True)):
-            columns = slice(index * rank, (index + 1) * rank)
-            a.add_(d_a[columns])
-            b.add_(torch.mm(dy[:, at : at + rows].t(), saved.low[:, columns]), alpha=scale)
-            at += rows
-        update = torch.mm(d_low, factors.a)
+        if into is not None:
+            d_a = torch.mm(d_low.t(), saved.x)
+            at, rank = 0, saved.low.shape[1] // len(self.parts)
+            for index, (rows, (a, b)) in enumerate(zip(self.parts, into, strict=True)):
+                columns = slice(index * rank, (index + 1) * rank)
+                a.add_(d_a[columns])
+                b.add_(torch.mm(dy[:, at : at + rows].t(), saved.low[:, columns]), alpha=scale)
+                at += rows
+        return torch.mm(d_low, factors.a)
+
+    def _back_add(self, update: Tensor, dy: Tensor) -> Tensor:
+        """update + dy W, rounded once."""
         if self.packed:
             dx: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
                 dy, update, self.transposed, None, "add"

@@ -39,6 +39,15 @@ PROMPT_BLOCK: Final = 256
 NOTHING: Final = Selected()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Consecutive rows of a stream, their adapter, and where its gradient goes."""
+
+    adapter: Adapter
+    gradient: list[LayerGradient] | None
+    rows: int
+
+
 class FastModel(BaseModel):
     """`decoder` runs it; an adapter's fused factors are made once for each of its versions."""
 
@@ -69,13 +78,31 @@ class FastModel(BaseModel):
     def selected(
         self, adapter: Adapter | None, gradient: list[LayerGradient] | None = None
     ) -> Iterator[None]:
-        if adapter is not None:
-            parts = None if gradient is None else by_fused_layer(list(map(tuple, gradient)))
-            self.now = Selected(factors=self._factors(adapter), gradient=parts, scale=adapter.scale)
+        with self._running(NOTHING if adapter is None else self._one(adapter, gradient)):
+            yield
+
+    @contextmanager
+    def selected_each(self, served: Sequence[Served]) -> Iterator[None]:
+        """Run several adapters' rows in one stream: they follow each other from its first row to its last."""
+        spans: list[tuple[slice, Selected]] = []
+        at = 0
+        for each in served:
+            spans.append((slice(at, at + each.rows), self._one(each.adapter, each.gradient)))
+            at += each.rows
+        with self._running(Selected(spans=tuple(spans))):
+            yield
+
+    @contextmanager
+    def _running(self, selected: Selected) -> Iterator[None]:
+        self.now = selected
         try:
             yield
         finally:
             self.now = NOTHING
+
+    def _one(self, adapter: Adapter, gradient: list[LayerGradient] | None) -> Selected:
+        parts = None if gradient is None else by_fused_layer(list(map(tuple, gradient)))
+        return Selected(factors=self._factors(adapter), gradient=parts, scale=adapter.scale)
 
     def _factors(self, adapter: Adapter) -> list[Factors]:
         if adapter.fused is None:
@@ -93,9 +120,9 @@ class FastModel(BaseModel):
         return self.hidden_packed(tokens.reshape(-1), (Run(0, length, count),))
 
     def hidden_packed(self, tokens: Tensor, table: tuple[Run, ...]) -> Tensor:
-        if self.now.gradient is None or not torch.is_grad_enabled():
+        rank = self.now.rank
+        if not rank or not torch.is_grad_enabled():
             return self.decoder.forward(tokens, table, self.now, None)
-        rank = self.now.gradient[0][0][0].shape[0]
         kept = None if self.keeper is None else self.keeper.layers(table, rank)
         hidden: Tensor = DecoderFunction.apply(
             self.anchor, self.decoder, tokens, How(table, self.now, kept)
