@@ -62,6 +62,7 @@ class WorkerLink:
         if generation == self.generation:
             self.generation += 1
             self._opened = False
+            self.session.witness.lost()
             self._tell(ready=False)
 
     def seen_boot(self, boot_id: str | None) -> None:

@@ -65,6 +65,10 @@ class Witness:
         self.changes += 1
         self.point, self.waiting_since_us = None, None
 
+    def lost(self) -> None:
+        """The worker, or an answer of it, is gone: nothing is compared until it has the session open anew."""
+        self.opened("", 0)
+
     def begin(self) -> int:
         """A run is sent to the worker, under the opening that is returned."""
         self.under_way += 1

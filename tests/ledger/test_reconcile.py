@@ -1,5 +1,7 @@
 """A planted difference of every kind is found, kept, and open until a decision on it is recorded."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +30,13 @@ from gristmill_ledger.reconcile.sources import Scope
 from gristmill_ledger.reconcile.store import decide, listed, newest_run_us, open_sums
 from gristmill_ledger.reconcile.task import Reconciler, Report
 from gristmill_testing import budget_store as budgets
-from gristmill_testing.ledger import START_US, make_event, make_heartbeat
+from gristmill_testing.ledger import (
+    START_US,
+    LedgerClient,
+    make_event,
+    make_heartbeat,
+    running_ledger,
+)
 from gristmill_testing.ledger_store import NOW_US, post, register, stored_rows
 
 EVENTS = [make_event(n, counts=Counts(prefill=n, sample=2 * n)) for n in range(1, 5)]
@@ -323,3 +331,61 @@ async def test_more_sessions_than_a_page_are_all_looked_at(database: Database) -
     database.write_now(lambda c: store_heartbeats(c, beats))
     report = await reconcile(database)
     assert report.run.sessions + report.run.in_flight == 205
+
+
+async def test_everything_is_compared_once_an_hour(database: Database) -> None:
+    await plant(database)
+    reconciler = Reconciler(database=database)
+    hour_us = 3600 * 10**6
+    times = (START_US, START_US + hour_us - 1, START_US + hour_us)
+    found = [await reconciler.hourly(at_us) for at_us in times]
+    assert [report is None for report in found] == [False, True, False]
+    slots = {row["slot"] for row in stored_rows(database, "recon_run") if row["asked_by"] == ""}
+    assert slots == {f"hour {START_US // hour_us}", f"hour {START_US // hour_us + 1}"}
+
+
+async def test_a_running_ledger_compares_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "RECON_LOOK_S", 0.01)
+    async with running_ledger(tmp_path) as client, asyncio.timeout(60):
+        while "gristmill_recon_run_age_seconds -1.0" in await metrics(client):
+            await asyncio.sleep(0.02)
+        ran = await client.ledger.database.read(newest_run_us)
+        assert ran is not None
+
+
+async def metrics(client: LedgerClient) -> str:
+    return (await client.call("GET", "/metrics"))[1].decode()
+
+
+KEY = bytes(range(32))
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/reconcile", {}),
+        ("/v1/reconcile/decisions", {"difference": "x", "reason": "y"}),
+        ("/v1/corrections", {"event": "x", "reason": "y", "train": "1"}),
+    ],
+)
+async def test_only_people_and_the_operator_compare_decide_and_correct(
+    tmp_path: Path, path: str, asked: dict[str, str]
+) -> None:
+    key_file = tmp_path / "cluster.key"
+    key_file.write_bytes(KEY)
+    async with running_ledger(tmp_path / "ledger", cluster_key_file=key_file) as client:
+        statuses = {
+            name: (await caller.call("POST", path, **asked))[0]
+            for name, caller in {
+                "nobody": client,
+                "gateway": client.as_service(KEY, "gateway"),
+                "meter": client.as_meter(KEY, "s-1"),
+                "cli": client.as_service(KEY, "cli"),
+                "operator": client.as_service(KEY, "operator"),
+            }.items()
+        }
+    refused = {name for name, status in statuses.items() if status in (401, 403)}
+    assert refused == {"nobody", "gateway", "meter"}
+    assert {statuses["cli"], statuses["operator"]} <= {200, 404}

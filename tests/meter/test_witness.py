@@ -15,6 +15,7 @@ from gristmill_contracts.reconciliation import (
     worker_differences,
 )
 from gristmill_contracts.usage import Counts
+from gristmill_meter.ports import WorkerLostError
 from gristmill_meter.records import SessionState
 from gristmill_meter.witness import QUARRELS_MAX, Witness, log_point
 from gristmill_testing.ledger import make_event
@@ -100,6 +101,21 @@ def test_a_run_of_an_earlier_opening_is_in_neither() -> None:
     assert (witness.logged, witness.under_way) == ({}, 0)
     witness.cut(run)
     assert (witness.cut_streams, witness.under_way) == (0, 0)
+
+
+def test_after_a_lost_answer_nothing_is_compared_until_the_next_opening() -> None:
+    """The worker has counted what nobody heard of; it runs again, and is counted in the next opening."""
+    witness = opened()
+    run = witness.begin()
+    witness.end(run)
+    witness.lost()
+    witness.heard(witness.mark(), UID, status({"forward": ONE}), 7)
+    assert (witness.point, witness.waiting_since_us) == (None, None)
+    witness.opened("boot-1", 2)
+    witness.end(witness.begin(), "forward", ONE)
+    witness.heard(witness.mark(), UID, status({"forward": ONE}, opening=2), 8)
+    assert witness.point is not None
+    assert worker_differences(witness.point) == {}
 
 
 def test_openings_that_differed_are_told_on_and_the_others_are_not() -> None:
@@ -207,6 +223,26 @@ async def test_they_agree_after_crashes_of_each(make_world: Callable[..., World]
     point = await told(world)
     assert agree(point, world)
     assert point.log.told["usage/forward_backward"].operations == 12
+
+
+async def test_they_agree_after_an_answer_was_lost(world: World) -> None:
+    """The worker ran it, and its answer did not arrive: it runs again, and is billed once."""
+    lost: list[str] = []
+
+    def lose(op_id: str, _operation: object) -> None:
+        if not lost:
+            lost.append(op_id)
+            raise WorkerLostError("the answer was lost")
+
+    await world.train(1, forward_backward(5))
+    world.worker.after = lose
+    await world.train(2, forward_backward(7, 2))
+    await mix(world, 3)
+    point = await told(world)
+    assert lost
+    assert world.worker.runs[f"{UID}/train/2"] == 2
+    assert agree(point, world)
+    assert point.log.told["usage/forward_backward"] == Tally(5, train=27)
 
 
 async def test_a_failed_operation_is_in_no_sum(world: World) -> None:

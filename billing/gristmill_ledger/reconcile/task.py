@@ -72,15 +72,15 @@ class Reconciler:
         while True:
             await asyncio.sleep(limits.RECON_LOOK_S)
             try:
-                await self.hourly()
+                await self.hourly(now_us())
             except GristmillError as error:
                 log.warning("reconciliation_waits", extra={"reason": error.message})
             except Exception:
                 log.exception("reconciliation_failed")
 
-    async def hourly(self) -> Report | None:
-        """Compare everything, unless that was done this hour."""
-        slot = hour_slot(now_us())
+    async def hourly(self, at_us: int) -> Report | None:
+        """Compare everything, unless that was done in the hour of `at_us`."""
+        slot = hour_slot(at_us)
         if await self.database.read(partial(slot_is_taken, slot=slot)):
             return None
         return await self.reconcile(Scope(), slot=slot, asked_by="", skip_even=True)
