@@ -20,16 +20,24 @@ GROWTH_FLOOR_MB_PER_MINUTE = 1.0
 SPEED_FLOOR = 0.95
 
 
+def tenths(found: Soak) -> list[float]:
+    readings = found.readings
+    return [readings[at * (len(readings) - 1) // 10].rss_bytes / 1e6 for at in range(1, 11)]
+
+
 def report(found: Soak) -> list[str]:
     first, last = found.after_warm_up()[0], found.readings[-1]
     growth, speed = found.growth_mb_per_minute(), found.speed_ratio()
     rate = last.operations / last.at_s
     return [
         f"operations              {last.operations} in {last.at_s:.0f} s, {rate:.0f} a second",
+        f"RSS, a tenth at a time  {', '.join(f'{each:.0f}' for each in tenths(found))} MB",
         f"RSS after warm-up, end  {first.rss_bytes / 1e6:.1f} MB, {last.rss_bytes / 1e6:.1f} MB",
         f"RSS slope               {growth:+.2f} MB/min (floor: at most {GROWTH_FLOOR_MB_PER_MINUTE})",
         f"last window / second    {speed:.3f} (floor: at least {SPEED_FLOOR}), "
         f"windows of {found.window_s:.0f} s",
+        f"the same by processor   {found.cpu_speed_ratio():.3f}, {last.cpu_s / last.operations * 1e3:.1f} ms "
+        "of processor time for an operation",
     ]
 
 

@@ -11,7 +11,7 @@ from gristmill_contracts.errors import ConflictError, GristmillError, Unavailabl
 from gristmill_contracts.http import Executed, Snapshotted
 from gristmill_contracts.operations import ForwardBackward, Operation
 from gristmill_testing.local_runner import Client, datum, load, make_runner, step
-from gristmill_testing.lossy_disk import Crash, LossyDisk
+from gristmill_testing.lossy_disk import Crash, HeldDisk, LossyDisk
 from gristmill_testing.tiny_models import build_tiny_llama
 from gristmill_worker.base_model import BaseModel
 
@@ -126,20 +126,6 @@ def test_a_snapshot_that_does_not_fit_leaves_the_session_as_it_was(
     assert disk.names(Path(STATE) / "snapshots") == ["1"]
     client.run(OPERATIONS[2])
     assert client.snapshot().applied == 3
-
-
-class HeldDisk(LossyDisk):
-    """A disk whose writes wait until they are let go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-        self.writing = threading.Event()
-
-    def write(self, path: Path, data: bytes) -> None:
-        self.writing.set()
-        assert self.go.wait(120)
-        super().write(path, data)
 
 
 def test_the_engine_goes_on_while_a_snapshot_is_written(llama: BaseModel, tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def made_up(seconds: int, growth_mb: float, slower_after_s: int) -> Soak:
     found, done = Soak(), 0
     for at in range(seconds + 1):
         done += 10 if at < slower_after_s else 5
-        found.readings.append(Reading(float(at), done, int(1e8 + growth_mb * 1e6 * at / 60)))
+        rss = int(1e8 + growth_mb * 1e6 * at / 60)
+        found.readings.append(Reading(float(at), done, rss, cpu_s=done / 20))
     return found
 
 
@@ -38,6 +39,7 @@ def test_growth_and_speed_are_told_from_readings() -> None:
     worse = made_up(600, growth_mb=3.0, slower_after_s=300)
     assert worse.growth_mb_per_minute() == pytest.approx(3.0, rel=1e-3)
     assert worse.speed_ratio() == pytest.approx(0.5)
+    assert worse.cpu_speed_ratio() == pytest.approx(1.0)
 
 
 def test_the_windows_of_a_short_run_are_fifths_of_it() -> None:

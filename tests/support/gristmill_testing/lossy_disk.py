@@ -1,5 +1,6 @@
 """The worker's disk in memory: a crash forgets what was not synced, and may happen at any call."""
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,6 +124,20 @@ class LossyDisk:
         if not isinstance(found, File):
             raise FileNotFoundError(path)
         return found
+
+
+class HeldDisk(LossyDisk):
+    """A disk whose writes wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.writing = threading.Event()
+
+    def write(self, path: Path, data: bytes) -> None:
+        self.writing.set()
+        assert self.go.wait(120)
+        super().write(path, data)
 
 
 def _survivor(folder: Folder) -> Folder:

@@ -1,5 +1,6 @@
 """Thousands of operations of all kinds at one worker process, and what its memory and speed do meanwhile."""
 
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ class Reading:
     at_s: float
     operations: int
     rss_bytes: int
+    cpu_s: float
+    """Processor time of the worker so far."""
 
 
 @dataclass(slots=True)
@@ -56,14 +59,32 @@ class Soak:
 
     def speed_ratio(self) -> float:
         """Operations a second in the last window against the second one."""
-        end = self.readings[-1].at_s
-        second = self._speed(self.window_s, 2 * self.window_s)
-        return self._speed(end - self.window_s, end) / second
+        second, last = self._windows()
+        return _rate(last, "at_s") / _rate(second, "at_s")
 
-    def _speed(self, start_s: float, end_s: float) -> float:
-        inside = [each for each in self.readings if start_s <= each.at_s <= end_s]
-        done = inside[-1].operations - inside[0].operations
-        return done / (inside[-1].at_s - inside[0].at_s)
+    def cpu_speed_ratio(self) -> float:
+        """The same for each second of processor time: other processes matter less."""
+        second, last = self._windows()
+        return _rate(last, "cpu_s") / _rate(second, "cpu_s")
+
+    def _windows(self) -> tuple[list[Reading], list[Reading]]:
+        end = self.readings[-1].at_s
+        return self._inside(self.window_s, 2 * self.window_s), self._inside(
+            end - self.window_s, end
+        )
+
+    def _inside(self, start_s: float, end_s: float) -> list[Reading]:
+        return [each for each in self.readings if start_s <= each.at_s <= end_s]
+
+
+def _rate(inside: Sequence[Reading], clock: str) -> float:
+    seconds: float = getattr(inside[-1], clock) - getattr(inside[0], clock)
+    return (inside[-1].operations - inside[0].operations) / seconds
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_bytes(pid: int) -> int:
@@ -105,5 +126,6 @@ def soak(worker: BareWorker, count: int) -> Soak:
             worker.execute(LoadState(checkpoint=ref(state), with_optimizer=True))
             saved = [*saved[-3:], weights]
             done += 3
-        found.readings.append(Reading(time.monotonic() - started, done, rss_bytes(worker.pid)))
+        now = time.monotonic() - started
+        found.readings.append(Reading(now, done, rss_bytes(worker.pid), cpu_s(worker.pid)))
     return found
