@@ -13,6 +13,10 @@ from gristmill_contracts import metrics as m
 WIDTH: Final = 24
 HEIGHT: Final = 8
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+OURS: Final = '{job=~"$job"}'
+"""What is added up is what our own scrape jobs told: somebody else may scrape the same processes."""
+JOBS: Final = "(.+/)?gristmill-(operator|gateway|ledger|meters)"
+"""Jobs as the Prometheus operator names those of the chart's monitors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +31,14 @@ class Panel:
 
 
 def rate(name: str, by: str = "") -> str:
-    return f"sum{f' by ({by})' if by else ''} (rate({name}[$__rate_interval]))"
+    return f"sum{f' by ({by})' if by else ''} (rate({name}{OURS}[$__rate_interval]))"
 
 
 def quantile(q: float, name: str, by: str = "") -> str:
     labels = f"le, {by}" if by else "le"
-    return f"histogram_quantile({q}, sum by ({labels}) (rate({name}_bucket[$__rate_interval])))"
+    return (
+        f"histogram_quantile({q}, sum by ({labels}) (rate({name}_bucket{OURS}[$__rate_interval])))"
+    )
 
 
 def graph(title: str, unit: str, *queries: tuple[str, str]) -> Panel:
@@ -49,8 +55,8 @@ ROWS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
         (
             number("Running sessions", "short", f'max({m.OPERATOR_SESSIONS}{{state="Running"}})'),
             number("Oldest usage not in the ledger", "s", f"max({m.SPOOL_OLDEST_UNACKED_SECONDS})"),
-            number("Gaps in usage, 24 h", "short", f"sum(increase({m.LEDGER_USAGE_GAPS}[24h]))"),
-            number("Operators that lead", "short", f"sum({m.OPERATOR_LEADER})"),
+            number("Gaps in usage, 24 h", "short", f"sum(increase({m.LEDGER_USAGE_GAPS}{OURS}[24h]))"),
+            number("Operators that lead", "short", f"sum({m.OPERATOR_LEADER}{OURS})"),
         ),
     ),
     (
@@ -81,14 +87,14 @@ ROWS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
                 "Time to an answer, p99", "s",
                 (quantile(0.99, m.GATEWAY_REQUEST_SECONDS, "operation"), "{{operation}}"),
             ),
-            graph("Open requests", "short", (f"sum({m.GATEWAY_OPEN_REQUESTS})", "open")),
+            graph("Open requests", "short", (f"sum({m.GATEWAY_OPEN_REQUESTS}{OURS})", "open")),
             graph("Bodies held", "bytes", (f"max({m.GATEWAY_HELD_BODY_BYTES})", "of one gateway")),
         ),
     ),
     (
         "Metering",
         (
-            graph("Usage not acknowledged", "short", (f"sum({m.SPOOL_UNACKED_EVENTS})", "events")),
+            graph("Usage not acknowledged", "short", (f"sum({m.SPOOL_UNACKED_EVENTS}{OURS})", "events")),
             graph("Usage received", "ops", (rate(m.LEDGER_EVENTS, "result"), "{{result}}")),
             graph(
                 "Ledger commits", "s",
@@ -157,7 +163,14 @@ def dashboard() -> str:
                     "type": "datasource",
                     "query": "prometheus",
                     "label": "Source",
-                }
+                },
+                {
+                    "name": "job",
+                    "type": "textbox",
+                    "query": JOBS,
+                    "current": {"text": JOBS, "value": JOBS},
+                    "label": "Scrape jobs",
+                },
             ]
         },
         "panels": made,
