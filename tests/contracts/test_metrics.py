@@ -96,6 +96,7 @@ def test_no_label_names_a_session_a_user_or_a_request() -> None:
         ("ledger", "budget_reserved", "gauge", "tenant budget unit"),
         ("ledger", "budget_denials_total", "counter", "tenant reason"),
         ("ledger", "reservations_expired_total", "counter", "resolution"),
+        ("ledger", "recon_diff_tokens", "gauge", "pair kind"),
         ("ledger", "chain_verified_seq", "gauge", ""),
         ("ledger", "chain_failures_total", "counter", ""),
         ("ledger", "rated_cost_total", "gauge", "tenant currency"),
