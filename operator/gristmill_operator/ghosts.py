@@ -82,8 +82,11 @@ class Sweeper:
     async def run(self) -> None:
         """Sweep every `every_s`, and soon after `hasten`, until cancelled."""
         while True:
+            # asyncio.wait_for of Python 3.11 swallows a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.hastened.wait(), self.every_s)
+                async with asyncio.timeout(self.every_s):
+                    await self.hastened.wait()
+            if self.hastened.is_set():
                 # The watches that begin anew are to be compared, not those that ended.
                 await asyncio.sleep(HASTENED_S)
             self.hastened.clear()

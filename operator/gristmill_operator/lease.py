@@ -52,6 +52,8 @@ class Elector:
     """When it last changed, as seen from here."""
     _renewed_at: float = float("-inf")
     """When our last successful renewal began."""
+    _lost_at: float | None = None
+    """Since when this process has only to end."""
 
     @property
     def leads(self) -> bool:
@@ -73,8 +75,20 @@ class Elector:
             await self.sleep(self.retry_s)
         logger.info("lease_acquired", extra={"identity": self.identity})
 
+    @property
+    def lost_s(self) -> float:
+        """How long ago `hold` gave up; 0 = it did not."""
+        return 0.0 if self._lost_at is None else self.clock() - self._lost_at
+
     async def hold(self) -> None:
         """Renew until that fails for `renew_s`, or somebody else holds the Lease; then raise NotLeaderError."""
+        try:
+            await self._renew_on()
+        except NotLeaderError:
+            self._lost_at = self.clock()
+            raise
+
+    async def _renew_on(self) -> None:
         while True:
             await self.sleep(self.retry_s)
             if not await self._try():

@@ -187,8 +187,9 @@ class Operator:
     ) -> probes.Health:
         lag = probes.LoopLag(told=self.metrics.loop_lag.set)
         health = probes.Health(
-            lag=lag, silent_since=sweeper.silent_since, leads=lambda: elector.leads
-        )
+            lag=lag, silent_since=sweeper.silent_since, leads=lambda: elector.leads,
+            lost_s=lambda: elector.lost_s,
+        )  # fmt: skip
         measuring = asyncio.create_task(lag.run(), name="loop-lag")
         stack.callback(measuring.cancel)
         runner, port = await probes.serve(

@@ -1,7 +1,8 @@
 """/healthz, /readyz and /metrics.
 
-Alive: the event loop is not stuck, and no watch is silent while the API server answers. An absent API
-server is no reason to be restarted. Ready: the caches are warm; a follower is as ready as the leader.
+Alive: the event loop is not stuck, no watch is silent while the API server answers, and who lost the lead has
+not much longer to end. An absent API server is no reason to be restarted. Ready: the caches are warm; a follower
+is as ready as the leader.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gristmill_operator.kinds import Kind
 
 LAG_S_MAX: Final = 30.0
+END_S_MAX: Final = 30.0
 TICK_S: Final = 0.5
 LAG_WINDOW: Final = 60
 """Ticks whose lag is remembered."""
@@ -52,11 +54,15 @@ class Health:
     silent_since: Mapping[Kind, float]
     warm: bool = False
     leads: Callable[[], bool] = lambda: False
+    lost_s: Callable[[], float] = lambda: 0.0
+    """How long ago the lead was lost; 0 = it was not."""
 
     def ill(self) -> str:
         """Why the process should be restarted; "" = it should not."""
         if self.lag.worst_s > LAG_S_MAX:
             return f"the event loop was {self.lag.worst_s:.0f} s late"
+        if self.lost_s() > END_S_MAX:
+            return f"the lead was lost {self.lost_s():.0f} s ago, and the process has not ended"
         if self.silent_since:
             silent = ", ".join(sorted(kind.plural for kind in self.silent_since))
             return f"the API server answers, but the watch of {silent} does not tell its changes"

@@ -20,6 +20,7 @@ from gristmill_contracts.units import now_us
 from gristmill_operator.bucket import TokenBucket
 from gristmill_operator.kinds import EVENTS, Kind
 from gristmill_operator.lease import micro_time
+from gristmill_operator.problems import NotLeaderError
 from gristmill_operator.seams import Json
 
 logger = logging.getLogger(__name__)
@@ -115,10 +116,15 @@ class EventRecorder:
             self.dropped()
 
     async def run(self) -> None:
-        """Post, one at a time, until cancelled."""
+        """Post, one at a time, until cancelled. Raises NotLeaderError when leadership was lost."""
         while True:
+            found = None
+            # asyncio.wait_for of Python 3.11 swallows a cancellation that comes together with an Event.
             with contextlib.suppress(TimeoutError):
-                _, _, series, body = await asyncio.wait_for(self._waiting.get(), COUNTS_EVERY_S)
+                async with asyncio.timeout(COUNTS_EVERY_S):
+                    found = await self._waiting.get()
+            if found is not None:
+                _, _, series, body = found
                 await self._post(body, series)
             await self.tell_counts()
 
@@ -141,6 +147,8 @@ class EventRecorder:
         except (ForbiddenError, NotFoundError):
             # The namespace is on its way out: nobody will read it.
             self.dropped()
+        except NotLeaderError:
+            raise
         except GristmillError as error:
             self.dropped()
             logger.warning("event_lost", extra={"error": error.message, "event_name": series.name})
@@ -151,6 +159,8 @@ class EventRecorder:
         try:
             await self.api.merge_patch(EVENTS, series.namespace, series.name, patch)
             series.told = series.count
+        except NotLeaderError:
+            raise
         except GristmillError as error:
             logger.info(
                 "event_count_lost", extra={"error": error.message, "event_name": series.name}

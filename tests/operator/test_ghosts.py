@@ -149,6 +149,16 @@ async def test_a_stuck_loop_is_ill(world: World) -> None:
     measuring.cancel()
 
 
+def test_who_lost_the_lead_and_does_not_end_is_ill() -> None:
+    lost_s = [0.0]
+    health = Health(lag=LoopLag(), silent_since={}, lost_s=lambda: lost_s[0])
+    assert health.ill() == ""
+    lost_s[0] = 20.0
+    assert health.ill() == "", "it may be ending"
+    lost_s[0] = 31.0
+    assert "the lead was lost 31 s ago" in health.ill()
+
+
 def test_news_of_a_kind_reach_the_keys_that_they_concern(world: World) -> None:
     body = {
         "metadata": {"namespace": "gm-a", "name": "s", "uid": "u", "resourceVersion": "5"},

@@ -149,6 +149,10 @@ async def test_a_leader_that_cannot_renew_stops_before_another_begins(
     assert taken_at - stopped_at >= LEASE_S - RENEW_S - RETRY_S
     with pytest.raises(NotLeaderError):
         await holding
+    gave_up_s = first.lost_s
+    clock.now += 7
+    assert first.lost_s == gave_up_s + 7
+    assert second.lost_s == 0
     waiting.cancel()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gristmill_contracts.errors import ForbiddenError
 from gristmill_operator.kinds import Kind
+from gristmill_operator.problems import NotLeaderError
 from gristmill_operator.recorder import BURST, SERIES_S, EventRecorder
 from gristmill_testing.hand_clock import HandClock, settle
 
@@ -17,8 +18,11 @@ class Events:
     created: list[dict[str, Any]] = field(default_factory=list)
     patched: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refuse: bool = False
+    slow: bool = False
 
     async def create(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        if self.slow:
+            await asyncio.sleep(0)
         if self.refuse:
             raise ForbiddenError("the namespace is being terminated")
         self.created.append(body)
@@ -158,3 +162,35 @@ async def test_a_warning_does_not_wait_behind_a_burst_of_good_news(world: World)
     await world.post()
     reasons = [each["reason"] for each in world.events.created]
     assert reasons == ["QuotaExceeded", *(f"Fine{number}" for number in range(20))]
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_it_ends_when_it_is_cancelled_whatever_it_does_at_that_moment(
+    world: World, turns: int
+) -> None:
+    """One that lives on keeps a process alive that has lost its lead: nobody works then, and nobody ends it."""
+    world.events.slow = True
+    for number in range(100):
+        world.recorder.record(session(number), "Started", "")
+    running = asyncio.create_task(world.recorder.run())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert running.done()
+    assert len(world.events.created) < 100, "there was work left"
+
+
+def session(number: int) -> dict[str, Any]:
+    return {**SESSION, "metadata": {"namespace": "gm-a", "name": "s", "uid": f"u{number}"}}
+
+
+async def test_it_ends_with_the_lead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> dict[str, Any]:
+        raise NotLeaderError("another leads")
+
+    monkeypatch.setattr(world.events, "create", refuse)
+    world.recorder.record(SESSION, "Started", "")
+    with pytest.raises(NotLeaderError):
+        await world.recorder.run()
