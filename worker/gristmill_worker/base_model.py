@@ -125,7 +125,7 @@ class BaseModel(ABC):
         """(B, h) of a decode step -> (B, V) float32."""
         if not self.invariant:
             return self.head.decode_logits(hidden)
-        tiles = [self.head.logits(rows) for rows in hidden.split(ROWS_MIN)]
+        tiles = [self.head.logits(rows) for rows in torch.split(hidden, ROWS_MIN)]
         return torch.cat(tiles)
 
     @abstractmethod
