@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gristmill_contracts import limits
-from gristmill_contracts.errors import (
-    FencedError,
-    GristmillError,
-    InvariantError,
-    UnavailableError,
-)
+from gristmill_contracts.errors import FencedError, GristmillError, InvariantError, UnavailableError
 from gristmill_contracts.http import Assignment, OperationState, Problem, SessionView
 from gristmill_meter import frames, own_frames
 from gristmill_meter.checkpoints import encode_state

@@ -32,6 +32,18 @@ class VerifyOutput(StrEnum):
     JSON = "json"
 
 
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=1,
+        show_default=False,
+        help="Processes that verify beside each other. Default: one for each core.",
+    ),
+]
+
+
 @reports_errors
 def verify(
     *,
@@ -61,16 +73,7 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Keep the rows and heads as a file for --offline."),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            "-j",
-            min=1,
-            show_default=False,
-            help="Processes that verify beside each other. Default: one for each core.",
-        ),
-    ] = None,
+    jobs: Jobs = None,
     sign: Annotated[
         bool, typer.Option("--sign", help="Have the heads signed as they are now, first.")
     ] = False,
