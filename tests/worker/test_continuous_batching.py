@@ -146,6 +146,20 @@ def test_a_mixed_batch_scores_as_the_trainer_does(client: Client) -> None:
             assert scores(sequence) == pytest.approx(expected, abs=1e-4)
 
 
+def test_rows_that_outgrow_their_slots_score_as_the_trainer_does(client: Client) -> None:
+    """Slots have room for 64, 128, 256 positions; rows come to each end at different steps."""
+    prompts = [list(range(20, 20 + length)) for length in (3, 60, 63, 64, 65, 120)]
+    asked = [
+        ask(client, prompt=prompt, max_tokens=80, top_k=50, seed=len(prompt)) for prompt in prompts
+    ]
+    results = finish(client, *asked)
+    assert max(len(ids(result.sequences[0])) for result in results) == 80
+    for prompt, result in zip(prompts, results, strict=True):
+        whole = prompt + ids(result.sequences[0])
+        expected = client.score([datum(whole[:-1], whole[1:])])[0][len(prompt) - 1 :]
+        assert scores(result.sequences[0]) == pytest.approx(expected, abs=1e-4)
+
+
 def test_a_sliding_window_is_exact_for_rows_of_different_lengths(tmp_path: Path) -> None:
     base = load(build_tiny_mistral(tmp_path / "m", window=8))
     client = Client(make_runner(base, tmp_path / "a"), FIRST, "")

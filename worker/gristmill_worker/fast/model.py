@@ -21,7 +21,7 @@ from gristmill_worker.fast.linear import Factors, Shared, fuse_factors, packing_
 from gristmill_worker.fast.rope import Rope
 from gristmill_worker.fast.seats import Alone, Mixed
 from gristmill_worker.fast.shape import read_config, shape_of
-from gristmill_worker.fast.slots import Slot, Slots
+from gristmill_worker.fast.slots import Pools, Slot
 from gristmill_worker.fast.weights import (
     PROJECTIONS,
     layer_names,
@@ -65,7 +65,7 @@ class FastModel(BaseModel):
             shapes=layer_shapes(shape), why=f"{shape.family} is a Llama-shaped decoder",
         )  # fmt: skip
         self.decoder = decoder
-        self.pool = Slots(shape)
+        self.pools = Pools(shape)
         self.now = NOTHING
         self.anchor = torch.zeros((), device=head.weight.device, requires_grad=True)
 
@@ -143,21 +143,22 @@ class FastModel(BaseModel):
         return self.decoder.prefill(tokens, cache, self.now)
 
     def begin(self, cache: FastCache, rows: int) -> FastCache | Slot:
-        """A single row moves into the pool, unless it must see nobody else there."""
+        """A single row moves into a pool, unless it must see nobody else there."""
         if rows == 1 and not self.invariant:
-            return self.pool.take(cache)
+            return self.pools.take(cache)
         cache.repeat(rows)
         return cache
 
     def decode(self, parts: Sequence[Part]) -> Tensor:
         if self.invariant:
             return self._decode_alone(parts)
+        self.pools.make_room()
         order = sorted(range(len(parts)), key=lambda at: _place(parts[at].cache))
         starts, start = [0] * len(parts), 0
         for at in order:
             starts[at], start = start, start + parts[at].tokens.shape[0]
         groups = [parts[at].cache for at in order if isinstance(parts[at].cache, FastCache)]
-        seats = Mixed(pool=self.pool, groups=groups, device=self.device)
+        seats = Mixed(pools=self.pools.live(), groups=groups, device=self.device)
         tokens = torch.cat([parts[at].tokens for at in order])
         places = [torch.arange(s, s + len(p.tokens)) for s, p in zip(starts, parts, strict=True)]
         hidden = self.decoder.step(tokens, seats, self._adapters(parts, places))
@@ -217,15 +218,15 @@ class FastModel(BaseModel):
         served = [] if factors is None else [Shared(everyone, factors)]
         steps = []
         for at in range(tokens.shape[1]):
-            seats = Mixed(pool=None, groups=[cache], device=self.device)
+            seats = Mixed(pools=[], groups=[cache], device=self.device)
             steps.append(self.decoder.step(tokens[:, at], seats, served))
             seats.close()
         return torch.stack(steps, dim=1)
 
 
-def _place(cache: FastCache | Slot) -> tuple[int, int]:
-    """Rows of the pool come first, in the order of their slots."""
-    return (0, cache.at) if isinstance(cache, Slot) else (1, 0)
+def _place(cache: FastCache | Slot) -> tuple[int, int, int]:
+    """Rows of the pools come first, shortest first, in the order of their slots."""
+    return (0, cache.pool.room, cache.at) if isinstance(cache, Slot) else (1, 0, 0)
 
 
 def by_fused_layer(views: list[Any]) -> list[Parts]:

@@ -11,64 +11,77 @@ from gristmill_worker.fast.slots import Slots
 
 
 @dataclass(slots=True, kw_only=True)
-class Mixed:
-    """First the rows of the pool, in the order of their slots; then whole groups, one after another."""
+class PoolRows:
+    """The rows of one pool in this step."""
 
-    pool: Slots | None
+    pool: Slots
+    lengths: Tensor
+    """(n,) positions that each row has behind it."""
+    hidden: dict[int | None, Tensor] = field(default_factory=dict)
+    """By window, (n, W): True before a row's window and behind its newest token."""
+
+    def attend(
+        self, layer: int, q: Tensor, key: Tensor, value: Tensor, window: int | None
+    ) -> Tensor:
+        at = torch.arange(len(self.lengths), device=q.device)
+        self.pool.put(layer, at, self.lengths, key, value)
+        if window not in self.hidden:
+            columns = torch.arange(int(self.lengths.max()) + 1, device=q.device)
+            hidden = columns[None] > self.lengths[:, None]
+            if window is not None:
+                hidden |= columns[None] <= self.lengths[:, None] - window
+            self.hidden[window] = hidden
+        return self.pool.attend(layer, q, self.hidden[window])
+
+
+@dataclass(slots=True, kw_only=True)
+class Mixed:
+    """First the rows of the pools, in the order of their slots; then whole groups, one after another."""
+
+    pools: Sequence[Slots]
     groups: Sequence[FastCache]
     device: torch.device
     positions: Tensor = field(init=False)
     """(B,)."""
-    count: int = field(init=False, default=0)
-    """Rows of the pool."""
-    at: Tensor = field(init=False)
-    lengths: Tensor = field(init=False)
-    hidden: dict[int | None, Tensor] = field(init=False, default_factory=dict)
+    loose: list[PoolRows] = field(init=False)
 
     def open(self, like: Tensor) -> None:
         """Have room for one more token of each row."""
-        lengths = [] if self.pool is None else [slot.length for slot in self.pool.rows]
-        self.count = len(lengths)
-        if self.pool is not None and lengths:
-            self.pool.room_for(self.count, max(lengths) + 1, like)
         for group in self.groups:
             group.room_for(1, like)
+        self.loose = [
+            PoolRows(
+                pool=pool,
+                lengths=torch.tensor([row.length for row in pool.rows], device=self.device),
+            )
+            for pool in self.pools
+        ]
         shared = [group.length for group in self.groups for _ in range(group.rows)]
-        self.positions = torch.tensor(lengths + shared, device=self.device)
-        self.lengths = self.positions[: self.count]
-        self.at = torch.arange(self.count, device=self.device)
+        ends = torch.tensor(shared, dtype=torch.int64, device=self.device)
+        self.positions = torch.cat([*(each.lengths for each in self.loose), ends])
 
     def attend(
         self, layer: int, q: Tensor, key: Tensor, value: Tensor, window: int | None
     ) -> Tensor:
         """q (B, H, D), scaled, key and value (B, KV, D) of the new tokens -> (B, H, D)."""
         parts: list[Tensor] = []
-        if self.pool is not None and self.count:
-            own = slice(0, self.count)
-            self.pool.put(layer, self.at, self.lengths, key[own], value[own])
-            parts.append(self.pool.attend(layer, q[own], self._hidden(window)))
-        start = self.count
+        start = 0
+        for each in self.loose:
+            rows = slice(start, start + len(each.lengths))
+            parts.append(each.attend(layer, q[rows], key[rows], value[rows], window))
+            start = rows.stop
         for group in self.groups:
             rows, whole = slice(start, start + group.rows), slice(0, group.rows)
             group.put(layer, key[rows], value[rows], whole)
             parts.append(group.attend(layer, q[rows], window, whole))
-            start += group.rows
+            start = rows.stop
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _hidden(self, window: int | None) -> Tensor:
-        """(n, W): True before a row's window and behind its newest token."""
-        if window not in self.hidden:
-            columns = torch.arange(int(self.lengths.max()) + 1, device=self.device)
-            hidden = columns[None] > self.lengths[:, None]
-            if window is not None:
-                hidden |= columns[None] <= self.lengths[:, None] - window
-            self.hidden[window] = hidden
-        return self.hidden[window]
 
     def close(self) -> None:
         """Every row has one token more."""
-        for slot in [] if self.pool is None else self.pool.rows:
-            slot.length += 1
+        for pool in self.pools:
+            for slot in pool.rows:
+                slot.length += 1
         for group in self.groups:
             group.used += 1
 

@@ -1,4 +1,8 @@
-"""Keys and values of single continuations, each in a slot of one pool, so that one kernel serves them all."""
+"""Keys and values of single continuations, each in a slot of a pool, so that one kernel serves many.
+
+A pool's slots all have the same room, a power of two. A row that fills its slot moves to the pool with
+twice the room: a long row never makes the slots of short ones longer.
+"""
 
 import torch
 from torch import Tensor
@@ -7,7 +11,7 @@ from gristmill_worker.fast.cache import ROOM_MIN, FastCache
 from gristmill_worker.fast.shape import Shape
 
 SLOTS_MIN = 4
-"""Slots of a new pool; they double."""
+"""Slots of a new pool."""
 
 
 class Slot:
@@ -38,22 +42,29 @@ class Slot:
 class Slots:
     """`keys` and `values` (S, KV, room, D) of each layer; rows fill the first slots, without a hole."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, room: int) -> None:
         self.shape = shape
+        self.room = room
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.rows: list[Slot] = []
 
-    def take(self, prompt: FastCache) -> Slot:
-        """A slot that holds a copy of this prompt."""
-        slot = Slot(self, len(self.rows), prompt.prefix_length)
-        self.room_for(len(self.rows) + 1, slot.length + 1, prompt.shared[0][0])
-        for layer in range(self.shape.layers):
-            key, value = prompt.prefix(layer)
-            self.keys[layer][slot.at, :, : slot.length] = key
-            self.values[layer][slot.at, :, : slot.length] = value
-        self.rows.append(slot)
-        return slot
+    def open(self, like: Tensor) -> int:
+        """The next free slot. A quarter more are made where none is."""
+        count = len(self.rows)
+        slots = self.keys[0].shape[0] if self.keys else 0
+        if count == slots:
+            s = self.shape
+            size = (max(SLOTS_MIN, count + 1, count * 5 // 4), s.kv_heads, self.room, s.head_size)
+            old: list[Tensor | None] = [*self.keys, *self.values] or [None] * (2 * s.layers)
+            grown = [_grown(each, size, like) for each in old]
+            self.keys, self.values = grown[: s.layers], grown[s.layers :]
+        return count
+
+    def fill(self, layer: int, at: int, key: Tensor, value: Tensor) -> None:
+        """(KV, n, D): the first n positions of a slot."""
+        self.keys[layer][at, :, : key.shape[1]] = key
+        self.values[layer][at, :, : value.shape[1]] = value
 
     def release(self, slot: Slot) -> None:
         """The last row moves into its place."""
@@ -67,21 +78,6 @@ class Slots:
             self.rows[last.at] = last
         if not self.rows:
             self.keys, self.values = [], []
-
-    def room_for(self, rows: int, positions: int, like: Tensor) -> None:
-        """Grow by doubling. What is not filled is zero: a hidden position must not be NaN."""
-        s = self.shape
-        slots, room = (self.keys[0].shape[0], self.keys[0].shape[2]) if self.keys else (0, 0)
-        if rows <= slots and positions <= room:
-            return
-        size = (
-            slots if rows <= slots else max(SLOTS_MIN, rows, 2 * slots), s.kv_heads,
-            room if positions <= room else max(ROOM_MIN, positions, 2 * room), s.head_size,
-        )  # fmt: skip
-        self.keys = [_grown(self.keys[i] if slots else None, size, like) for i in range(s.layers)]
-        self.values = [
-            _grown(self.values[i] if slots else None, size, like) for i in range(s.layers)
-        ]
 
     def put(self, layer: int, at: Tensor, lengths: Tensor, key: Tensor, value: Tensor) -> None:
         """(n, KV, D) of the next position of each row."""
@@ -99,8 +95,46 @@ class Slots:
         return torch.matmul(p, self.values[layer][:count, :, :width]).reshape(q.shape)
 
 
+class Pools:
+    """All of a model's pools, by their room."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.by_room: dict[int, Slots] = {}
+
+    def take(self, prompt: FastCache) -> Slot:
+        """A slot that holds a copy of this prompt."""
+        pool = self._for(prompt.prefix_length + 1)
+        slot = Slot(pool, pool.open(prompt.shared[0][0]), prompt.prefix_length)
+        for layer in range(self.shape.layers):
+            pool.fill(layer, slot.at, *prompt.prefix(layer))
+        pool.rows.append(slot)
+        return slot
+
+    def make_room(self) -> None:
+        """Move every row whose slot is full."""
+        full = [row for pool in self.live() for row in pool.rows if row.length == pool.room]
+        for slot in full:
+            old, at, new = slot.pool, slot.at, self._for(slot.length + 1)
+            moved = new.open(old.keys[0])
+            for layer in range(self.shape.layers):
+                new.fill(layer, moved, old.keys[layer][at], old.values[layer][at])
+            old.release(slot)
+            slot.pool, slot.at = new, moved
+            new.rows.append(slot)
+
+    def live(self) -> list[Slots]:
+        """Those that hold rows, shortest first."""
+        return [self.by_room[room] for room in sorted(self.by_room) if self.by_room[room].rows]
+
+    def _for(self, length: int) -> Slots:
+        room = max(ROOM_MIN, 1 << (length - 1).bit_length())
+        return self.by_room.setdefault(room, Slots(self.shape, room))
+
+
 def _grown(old: Tensor | None, size: tuple[int, ...], like: Tensor) -> Tensor:
+    """What is not filled is zero: a hidden position must not be NaN."""
     new = like.new_zeros(size)
     if old is not None:
-        new[: old.shape[0], :, : old.shape[2]] = old
+        new[: old.shape[0]] = old
     return new
