@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gristmill_contracts import limits
 from gristmill_contracts.chain import encoding
 from gristmill_contracts.chain.notes import open_note
 from gristmill_contracts.errors import NotFoundError
@@ -43,6 +44,41 @@ def test_ranges_of_any_length_are_the_whole_chain(
         0,
     ]
     assert told[-1] == (rows, rows)
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 2000])
+def test_a_range_is_fetched_in_pages_of_any_length(
+    database: Database, migrated_url: str, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr(limits, "CHAIN_PAGE_ROWS", page)
+    fill_chain(database)
+    assert verify_database(migrated_url, keys=[]).rows == 9
+    falsify(database, "UPDATE usage_event SET n = 7 WHERE seq = 7")
+    (fault,) = verify_database(migrated_url, keys=[]).faults()
+    assert fault.seq == 7
+
+
+def test_tenants_with_few_rows_share_a_connection(
+    database: Database, migrated_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "RANGE_ROWS", 6)
+    opened: list[str] = []
+    real = verify.open_engine
+
+    def counting(url: str, **options: Any) -> Any:
+        opened.append(url)
+        return real(url, **options)
+
+    monkeypatch.setattr(verify, "open_engine", counting)
+    for n in range(7):
+        fill_chain(database, f"t-{n}", rows=2)
+    falsify(database, "UPDATE usage_event SET n = 7 WHERE tenant = 't-4' AND seq = 2")
+    report = verify_database(migrated_url, keys=[])
+    assert [(each.walk.tenant, each.walk.rows) for each in report.tenants] == [
+        (f"t-{n}", 1 if n == 4 else 2) for n in range(7)
+    ]
+    # One to plan with, and one for each six rows or so.
+    assert len(opened) == 1 + 3
 
 
 @pytest.mark.parametrize("seq", range(1, 10))

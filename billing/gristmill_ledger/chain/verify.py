@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from sqlite3 import Connection as SqliteConnection
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -25,7 +26,7 @@ from gristmill_ledger.chain.rows import Head
 from gristmill_ledger.database import Database, open_engine
 
 RANGE_ROWS: Final = 100_000
-"""Rows of one task of a process."""
+"""Rows of one task of a process, and of a range at most."""
 NAMES: Final = ", ".join(encoding.COLUMNS)
 SELECT: Final = (
     f"SELECT {NAMES} FROM usage_event WHERE tenant = {{0}} AND seq > {{1}} AND seq <= {{2}} "  # noqa: S608
@@ -88,15 +89,16 @@ def verify_database(
     )
     try:
         plans = database.read_now(lambda c: make_plans(c, keys, tenants, kept, from_checkpoint))
-        tasks = database.read_now(lambda c: list(make_ranges(c, url, plans)))
+        ranges = database.read_now(lambda c: list(make_ranges(c, url, plans)))
     finally:
         database.close()
-    rows = sum(task.last - task.after for task in tasks)
+    rows = sum(each.last - each.after for each in ranges)
     results: dict[str, list[RangeResult]] = {plan.head.tenant: [] for plan in plans}
     done = 0
-    for result in walk_ranges(tasks, jobs):
-        results[result.task.tenant].append(result)
-        done += result.walk.rows
+    for found in walk_bundles(list(bundles(ranges)), jobs):
+        for result in found:
+            results[result.task.tenant].append(result)
+            done += result.walk.rows
         progress(done, rows)
     return Report(tenants=[merge(plan, results[plan.head.tenant]) for plan in plans])
 
@@ -159,7 +161,8 @@ def make_ranges(connection: Connection, url: str, plans: Iterable[Plan]) -> Iter
                 yield Range(
                     url=url, tenant=tenant, after=start, after_hash=digest, last=end, heads=heads
                 )
-            start, digest = last, row_hash_at(connection, tenant, last)
+            if last < final:
+                start, digest = last, row_hash_at(connection, tenant, last)
 
 
 def _start_hash(plan: Plan) -> bytes:
@@ -167,22 +170,48 @@ def _start_hash(plan: Plan) -> bytes:
     return signed.get(plan.after, encoding.GENESIS) if plan.after else encoding.GENESIS
 
 
-def walk_ranges(tasks: Sequence[Range], jobs: int) -> Iterator[RangeResult]:
+def bundles(ranges: Iterable[Range]) -> Iterator[list[Range]]:
+    """Ranges put together to tasks of some RANGE_ROWS rows: most tenants have few, and a connection for each
+    would take longer than their rows."""
+    bundle: list[Range] = []
+    rows = 0
+    for each in ranges:
+        bundle.append(each)
+        rows += each.last - each.after
+        if rows >= RANGE_ROWS:
+            yield bundle
+            bundle, rows = [], 0
+    if bundle:
+        yield bundle
+
+
+def walk_bundles(tasks: Sequence[Sequence[Range]], jobs: int) -> Iterator[list[RangeResult]]:
     """In this process where one job, or one task, is enough."""
     if jobs == 1 or len(tasks) <= 1:
-        yield from map(walk_range, tasks)
+        yield from map(walk_bundle, tasks)
         return
     # Spawned: a forked copy of a process with threads may hang.
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(walk_range, task) for task in tasks]):
+        for future in as_completed([pool.submit(walk_bundle, task) for task in tasks]):
             yield future.result()
 
 
-def walk_range(task: Range) -> RangeResult:
+def walk_bundle(task: Sequence[Range]) -> list[RangeResult]:
+    """All ranges of a task through one connection."""
+    engine = open_engine(task[0].url, busy_timeout_s=30, connections=1)
+    pooled = engine.raw_connection()
+    try:
+        return [walk_range(each, pooled.driver_connection) for each in task]
+    finally:
+        pooled.close()
+        engine.dispose()
+
+
+def walk_range(task: Range, connection: Any) -> RangeResult:  # Any: of the driver
     walk = Walk(tenant=task.tenant, seq=task.after, hash=task.after_hash)
     fault = None
     try:
-        with raw_rows(task) as rows:
+        with raw_rows(task, connection) as rows:
             walk.add(rows, task.heads)
         if walk.seq < task.last:
             what = f"the row is missing: the chain ends at row {walk.seq} of {task.last}"
@@ -193,22 +222,21 @@ def walk_range(task: Range) -> RangeResult:
 
 
 @contextmanager
-def raw_rows(task: Range) -> Iterator[Iterable[Any]]:  # Any: tuples of the driver
+def raw_rows(
+    task: Range, connection: Any
+) -> Iterator[Iterable[Any]]:  # Any: as the driver has them
     """The rows of a range straight from the driver, in one snapshot."""
-    engine = open_engine(task.url, busy_timeout_s=30, connections=1)
     parameters = (task.tenant, task.after, task.last)
-    pooled = engine.raw_connection()
-    connection: Any = pooled.driver_connection
-    try:
-        if engine.dialect.name == "sqlite":
-            yield connection.execute(SQLITE_ROWS, parameters)
-        else:
-            with connection.cursor("verify", binary=True) as cursor:
-                cursor.itersize = limits.CHAIN_PAGE_ROWS
-                yield cursor.execute(POSTGRESQL_ROWS, parameters)
-    finally:
-        pooled.close()
-        engine.dispose()
+    if isinstance(connection, SqliteConnection):
+        yield connection.execute(SQLITE_ROWS, parameters)
+    elif task.last - task.after <= limits.CHAIN_PAGE_ROWS:
+        with connection.cursor(binary=True) as cursor:
+            yield cursor.execute(POSTGRESQL_ROWS, parameters)
+    else:
+        # Kept at the server and fetched page by page.
+        with connection.cursor("verify", binary=True) as cursor:
+            cursor.itersize = limits.CHAIN_PAGE_ROWS
+            yield cursor.execute(POSTGRESQL_ROWS, parameters)
 
 
 def merge(plan: Plan, results: Sequence[RangeResult]) -> TenantReport:
