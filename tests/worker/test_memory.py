@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config
 
@@ -262,6 +262,7 @@ def test_the_135m_model_at_its_benchmark_needs_what_was_measured_there() -> None
     assert 0.7e9 < memory.batch_bytes(SMOLLM2, batch(256, 256, 256, 256)) < 3.0e9
 
 
+@settings(deadline=None)
 @given(st.integers(16, 8000), st.integers(1, 3000))
 def test_a_longer_datum_never_needs_less(length: int, more: int) -> None:
     """Below 16 tokens a pass is filled up; behind MATMUL_LENGTH_MAX another kernel keeps less."""
@@ -269,6 +270,7 @@ def test_a_longer_datum_never_needs_less(length: int, more: int) -> None:
     assert first <= second or length <= memory.MATMUL_LENGTH_MAX < length + more
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8192), st.integers(10**6, 10**11))
 def test_the_longest_that_fits_fits(length: int, available: int) -> None:
     fits = memory.longest_fitting(SMOLLM2, batch(length), available)

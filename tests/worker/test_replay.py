@@ -31,6 +31,7 @@ SNAPSHOT_BEHIND = 3
 """Operations: a gradient that no step has used yet is part of it."""
 
 
+@pytest.mark.timeout(600)  # two processes load torch
 def test_a_replay_in_another_process_is_bitwise_the_first_run(
     tmp_path: Path, llama_dir: Path
 ) -> None:

@@ -43,6 +43,7 @@ async def test_operations_run_while_a_snapshot_is_written_and_the_next_one_waits
     engine: Engine,
 ) -> None:
     while not engine.ready:
+        assert not engine.failure
         await asyncio.sleep(0.01)
     disk, opening = HeldDisk(), OpenSession(
         tenant=TenantName("acme"), rank=4, alpha=8, seed=0, state_dir="/state/66"

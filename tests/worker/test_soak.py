@@ -12,6 +12,7 @@ GROWTH_MAX_BYTES = 100 * 2**20
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_five_hundred_operations_do_not_make_a_worker_grow(tmp_path: Path, llama_dir: Path) -> None:
     with running_worker(tmp_path, llama_dir, dtype="float32", threads=1) as worker:
         worker.open(rank=8, alpha=16)

@@ -159,7 +159,7 @@ def running_worker(folder: Path, model: Path, *, dtype: str, threads: int) -> It
         yield worker
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
 
 
 def _wait_until_ready(
