@@ -115,6 +115,31 @@ def test_two_ranks_train_as_one_process_does(
     assert float((alone.session.adapter.weights - before).abs().max()) <= 1e-6
 
 
+def test_pairs_that_lie_on_two_ranks_train_as_in_one_process(
+    session: BareWorker, alone: Client
+) -> None:
+    """dpo couples two datums; here the first pair's lie on different ranks."""
+    rows = [
+        datum(row.tokens.tolist(), weights=[1.0] * row.tokens.size,
+              ref_log_prob=[-6.0 - 0.1 * at] * row.tokens.size)
+        for at, row in enumerate(ROWS[:4])
+    ]  # fmt: skip
+    first, second = shares([row.tokens.size for row in rows], 2)
+    assert 0 in first
+    assert 1 in second
+    op = ForwardBackward(loss="dpo", loss_config={"beta": 0.1}, datums=rows)
+    for _ in range(2):
+        together, single = session.execute(op), alone.run(op)
+        assert isinstance(together, ForwardResult)
+        assert isinstance(single, ForwardResult)
+        assert together.metrics == pytest.approx(single.metrics, rel=1e-3, abs=1e-5)
+        stepped = session.execute(step(1e-4))
+        assert isinstance(stepped, OptimStepResult)
+        assert stepped.metrics["grad_norm"] == pytest.approx(
+            alone.step(1e-4)["grad_norm"], rel=1e-5
+        )
+
+
 def test_an_operation_that_fails_on_one_rank_leaves_nothing_on_any(session: BareWorker) -> None:
     first = train(session)
     broken = datum([2, 4, 6], weights=[1.0, 3e38, 1.0])
