@@ -1,9 +1,6 @@
 """One batch for the samples of all sessions and adapters: who joins, who leaves, and what stays the same."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,97 +9,26 @@ import pytest
 import torch
 
 from gristmill_contracts.errors import NotFoundError
-from gristmill_contracts.http import Execute, Executed, OpenSession, StreamChunk
-from gristmill_contracts.ids import TenantName
-from gristmill_contracts.operations import (
-    CheckpointRef,
-    Sample,
-    SampledSequence,
-    SampleResult,
-    count_result,
+from gristmill_contracts.http import Execute, Executed, StreamChunk
+from gristmill_contracts.operations import SampleResult, count_result
+from gristmill_testing.local_runner import Client, datum, load, make_runner, sample
+from gristmill_testing.samples_together import (
+    FIRST,
+    LONG,
+    SECOND,
+    ask,
+    finish,
+    ids,
+    mixed,
+    scores,
+    second_client,
+    trained_adapters,
 )
-from gristmill_testing.local_runner import Client, datum, load, make_runner, ref, sample
 from gristmill_testing.tiny_models import build_tiny_mistral
 from gristmill_worker.base_model import BaseModel, Part
 from gristmill_worker.choose import distribution
-from gristmill_worker.engine import Engine
-from gristmill_worker.prefixes import Prefixes
-from gristmill_worker.runner import Runner
 from gristmill_worker.scheduler import Capacity
-from gristmill_worker.settings import WorkerSettings
 from gristmill_worker.stream import TokenStream
-
-FIRST, SECOND = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
-LONG = [5 + at % 500 for at in range(600)]
-"""Two whole blocks and a part."""
-
-
-def ids(sequence: SampledSequence) -> list[int]:
-    return [int(token) for token in sequence.tokens.tolist()]
-
-
-def scores(sequence: SampledSequence) -> list[float]:
-    return [float(value) for value in sequence.logprobs.tolist()]
-
-
-@dataclass(slots=True)
-class Asked:
-    """A sample that was handed in, and its answer once there is one."""
-
-    op: Sample
-    answers: list[Executed] = field(default_factory=list)
-
-    @property
-    def result(self) -> SampleResult:
-        (answer,) = self.answers
-        assert isinstance(answer.result, SampleResult), answer.error
-        return answer.result
-
-
-def ask(client: Client, **options: Any) -> Asked:
-    client.samples += 1
-    asked = Asked(sample(**options))
-    call = Execute(index=0, op_id=f"{client.uid}/log/{client.samples}", operation=asked.op)
-    client.runner.begin(client.uid, call, asked.answers.append)
-    return asked
-
-
-def finish(client: Client, *all_asked: Asked) -> list[SampleResult]:
-    while client.runner.sampler.busy:
-        client.runner.sampler.turn()
-    return [asked.result for asked in all_asked]
-
-
-def trained_adapters(client: Client) -> list[CheckpointRef]:
-    """Three saved versions that differ visibly."""
-    saved = []
-    for number in range(3):
-        client.train([datum(list(range(5 + number, 25 + number))), datum([9, 8, 7])])
-        client.step()
-        saved.append(ref(client.save_weights()))
-    return saved
-
-
-def second_client(client: Client, tmp_path: Path, tenant: str = "acme") -> Client:
-    opened = Client(client.runner, SECOND, str(tmp_path / "state2"))
-    request = OpenSession(
-        tenant=TenantName(tenant), rank=8, alpha=16, seed=0, state_dir=opened.state_dir
-    )
-    opened.runner.open(SECOND, request)
-    return opened
-
-
-def mixed(adapters: Sequence[CheckpointRef | None]) -> list[dict[str, Any]]:
-    """Requests that differ in everything that may differ in a batch."""
-    return [
-        {"prompt": [5, 6, 7], "seed": 1, "max_tokens": 9, "adapter": adapters[0]},
-        {"prompt": [8] * 20, "seed": 2, "max_tokens": 14, "num_samples": 3, "adapter": adapters[1]},
-        {"prompt": [9, 10], "seed": 3, "max_tokens": 3, "temperature": 0.0, "adapter": adapters[2]},
-        {"prompt": [11, 12], "seed": 4, "max_tokens": 12, "top_k": 20, "adapter": None},
-        {"prompt": [5, 6, 7, 9], "seed": 5, "max_tokens": 6, "top_p": 0.9, "adapter": adapters[0]},
-        {"prompt": [14] * 70, "seed": 6, "max_tokens": 10, "temperature": 1.5, "adapter": None},
-        {"prompt": [15, 16], "seed": 7, "max_tokens": 2, "num_samples": 2, "adapter": adapters[2]},
-    ]
 
 
 @pytest.fixture(params=["fast", "generic"])
@@ -343,86 +269,6 @@ def test_a_stream_that_nobody_reads_leaves_the_batch_and_what_ran_is_told(client
     assert count_result(call.operation, answer.result).sample == 16
 
 
-# --- the prefix cache ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def remembering(client: Client, llama: BaseModel) -> Client:
-    """Room for four blocks."""
-    room = 4 * (llama.block or 0) * llama.position_bytes
-    client.runner.sampler.prefixes = Prefixes(llama, room)
-    return client
-
-
-def test_a_prompt_that_begins_as_another_did_is_read_from_the_cache(remembering: Client) -> None:
-    first = remembering.sample(prompt=LONG, num_samples=2)
-    again = remembering.sample(prompt=LONG, num_samples=2)
-    assert (first.cached_tokens, again.cached_tokens) == (0, 512)
-    assert again.sequences == first.sequences  # to the last bit
-    counts = count_result(sample(prompt=LONG, num_samples=2), again)
-    assert (counts.prefill, counts.cached_prefill) == (88, 2 * 600 - 88)
-    other = remembering.sample(prompt=[*LONG[:300], 7, 8, 9])
-    assert other.cached_tokens == 256
-
-
-def test_the_last_token_of_a_prompt_always_runs(remembering: Client) -> None:
-    remembering.sample(prompt=LONG[:512])
-    assert remembering.sample(prompt=LONG[:512]).cached_tokens == 256
-    assert remembering.sample(prompt=LONG[:256]).cached_tokens == 0
-
-
-def test_a9_26_another_version_of_an_adapter_finds_nothing_in_the_cache(
-    remembering: Client,
-) -> None:
-    """vllm#42125. Sample, train, sample; and each version as without a cache."""
-    adapters = trained_adapters(remembering)
-    for adapter in adapters:
-        assert remembering.sample(prompt=LONG, adapter=adapter).cached_tokens == 0
-    remembered = remembering.sample(prompt=LONG, adapter=adapters[-1], temperature=0.0)
-    assert remembered.cached_tokens == 512
-    remembering.runner.sampler.prefixes = Prefixes(remembering.runner.base, 0)
-    bare = remembering.sample(prompt=LONG, adapter=adapters[-1], temperature=0.0)
-    assert bare.cached_tokens == 0
-    assert bare.sequences == remembered.sequences
-
-
-def test_tenants_share_no_prefix(remembering: Client, tmp_path: Path) -> None:
-    remembering.sample(prompt=LONG)
-    theirs = second_client(remembering, tmp_path, tenant="initech")
-    same = ask(theirs, prompt=LONG)
-    assert finish(theirs, same)[0].cached_tokens == 0
-
-
-def test_a_prompt_that_is_scored_runs_as_a_whole(remembering: Client) -> None:
-    remembering.sample(prompt=LONG)
-    scored = remembering.sample(prompt=LONG, include_prompt_logprobs=True)
-    assert scored.cached_tokens == 0
-    assert scored.prompt_logprobs is not None
-    assert scored.prompt_logprobs.size == 600
-
-
-def test_the_cache_keeps_the_newest_used_blocks(remembering: Client) -> None:
-    remembering.sample(prompt=LONG)
-    remembering.sample(prompt=[9] * 600)
-    assert remembering.sample(prompt=LONG).cached_tokens == 512
-    remembering.sample(prompt=[10] * 600)
-    assert len(remembering.runner.sampler.prefixes.held) == 4
-    assert remembering.sample(prompt=LONG).cached_tokens == 512
-    assert remembering.sample(prompt=[9] * 600).cached_tokens == 0
-
-
-def test_blocks_of_a_prompt_give_what_a_whole_pass_gives(client: Client) -> None:
-    result = client.sample(prompt=LONG, include_prompt_logprobs=True, max_tokens=12)
-    whole = LONG + ids(result.sequences[0])
-    expected = client.score([datum(whole[:-1], whole[1:])])[0]
-    assert result.prompt_logprobs is not None
-    assert result.prompt_logprobs.tolist()[1:] == pytest.approx(expected[:599], abs=1e-4)
-    assert scores(result.sequences[0]) == pytest.approx(expected[599:], abs=1e-4)
-
-
-# --- log-probabilities ---------------------------------------------------------------------------
-
-
 def processed(client: Client, **options: Any) -> SampleResult:
     op = sample(**options)
     params = msgspec.structs.replace(op.params, logprobs="processed")
@@ -450,68 +296,3 @@ def test_a4_processed_logprobs_are_those_of_what_was_drawn_from(
 def test_a4_raw_and_processed_agree_where_nothing_is_changed(client: Client) -> None:
     raw, drawn = client.sample(max_tokens=10), processed(client, max_tokens=10)
     assert scores(raw.sequences[0]) == pytest.approx(scores(drawn.sequences[0]), abs=1e-5)
-
-
-# --- the engine's thread -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def engine(llama_dir: Path, tmp_path: Path) -> Iterator[Engine]:
-    started = Engine(
-        WorkerSettings(
-            socket=tmp_path / "s", model_dir=llama_dir, artifacts_dir=tmp_path / "a",
-            dtype="float32", device="cpu", threads=1,
-        )
-    )  # fmt: skip
-    started.start()
-    yield started
-    started.stop(60)
-    assert not started.thread.is_alive()
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    """Whether it becomes true within two minutes."""
-    deadline = time.monotonic() + 120
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return true()
-
-
-def opened(tmp_path: Path) -> Callable[[Runner], Any]:
-    request = OpenSession(
-        tenant=TenantName("acme"), rank=4, alpha=8, seed=0, state_dir=str(tmp_path / "state")
-    )
-    return lambda runner: runner.open(FIRST, request)
-
-
-def test_training_does_not_wait_for_a_sample_to_end(engine: Engine, tmp_path: Path) -> None:
-    """The piece of work is handed in by the sample's own first chunk, and runs before its last one."""
-    assert eventually(lambda: engine.ready)
-    engine.submit(opened(tmp_path)).result(60)
-    sampled_first: list[bool] = []
-    pieces: list[Future[None]] = []
-    done: Future[Executed] | None = None
-
-    def emit(chunk: StreamChunk) -> bool:
-        if not pieces:
-            pieces.append(engine.submit(lambda _: sampled_first.append(ended(done))))
-        return True
-
-    def ended(future: "Future[Executed] | None") -> bool:
-        return future is not None and future.done()
-
-    call = Execute(
-        index=0, op_id=f"{FIRST}/log/1", operation=sample(max_tokens=200, top_k=50, seed=4)
-    )
-    done = engine.sample(FIRST, call, lambda r: TokenStream(r.base, call.operation, emit))
-    answer = done.result(60)
-    assert answer.error is None
-    pieces[0].result(60)
-    assert sampled_first == [False]
-
-
-def test_a_sample_of_a_session_that_is_not_open_is_refused(engine: Engine) -> None:
-    assert eventually(lambda: engine.ready)
-    call = Execute(index=0, op_id=f"{FIRST}/log/1", operation=sample())
-    with pytest.raises(NotFoundError):
-        engine.sample(FIRST, call).result(60)

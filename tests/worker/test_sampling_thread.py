@@ -1,0 +1,81 @@
+"""Samples and other work on the engine's one thread."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill_contracts.errors import NotFoundError
+from gristmill_contracts.http import Execute, Executed, OpenSession, StreamChunk
+from gristmill_contracts.ids import TenantName
+from gristmill_testing.local_runner import sample
+from gristmill_testing.samples_together import FIRST
+from gristmill_worker.engine import Engine
+from gristmill_worker.runner import Runner
+from gristmill_worker.settings import WorkerSettings
+from gristmill_worker.stream import TokenStream
+
+
+@pytest.fixture
+def engine(llama_dir: Path, tmp_path: Path) -> Iterator[Engine]:
+    started = Engine(
+        WorkerSettings(
+            socket=tmp_path / "s", model_dir=llama_dir, artifacts_dir=tmp_path / "a",
+            dtype="float32", device="cpu", threads=1,
+        )
+    )  # fmt: skip
+    started.start()
+    yield started
+    started.stop(60)
+    assert not started.thread.is_alive()
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    """Whether it becomes true within two minutes."""
+    deadline = time.monotonic() + 120
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return true()
+
+
+def opened(tmp_path: Path) -> Callable[[Runner], Any]:
+    request = OpenSession(
+        tenant=TenantName("acme"), rank=4, alpha=8, seed=0, state_dir=str(tmp_path / "state")
+    )
+    return lambda runner: runner.open(FIRST, request)
+
+
+def test_training_does_not_wait_for_a_sample_to_end(engine: Engine, tmp_path: Path) -> None:
+    """The piece of work is handed in by the sample's own first chunk, and runs before its last one."""
+    assert eventually(lambda: engine.ready)
+    engine.submit(opened(tmp_path)).result(60)
+    sampled_first: list[bool] = []
+    pieces: list[Future[None]] = []
+    done: Future[Executed] | None = None
+
+    def emit(chunk: StreamChunk) -> bool:
+        if not pieces:
+            pieces.append(engine.submit(lambda _: sampled_first.append(ended(done))))
+        return True
+
+    def ended(future: "Future[Executed] | None") -> bool:
+        return future is not None and future.done()
+
+    call = Execute(
+        index=0, op_id=f"{FIRST}/log/1", operation=sample(max_tokens=200, top_k=50, seed=4)
+    )
+    done = engine.sample(FIRST, call, lambda r: TokenStream(r.base, call.operation, emit))
+    answer = done.result(60)
+    assert answer.error is None
+    pieces[0].result(60)
+    assert sampled_first == [False]
+
+
+def test_a_sample_of_a_session_that_is_not_open_is_refused(engine: Engine) -> None:
+    assert eventually(lambda: engine.ready)
+    call = Execute(index=0, op_id=f"{FIRST}/log/1", operation=sample())
+    with pytest.raises(NotFoundError):
+        engine.sample(FIRST, call).result(60)
