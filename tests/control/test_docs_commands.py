@@ -66,7 +66,7 @@ def world(
     control_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorWorld]:
     """The chart as the tutorial installs it, and an operator of ours with its rights."""
-    make_volumes(control_cluster, 12, "docs", size="8Gi")
+    make_volumes(control_cluster, 12, "docs", size="200Gi")
     with operator_world(control_cluster, tmp_path_factory.mktemp("docs")) as made:
         control_cluster.helm("uninstall", "gristmill", f"-n{SYSTEM}", "--no-hooks")
         run(made, command(TUTORIAL, "helm install gristmill"))
