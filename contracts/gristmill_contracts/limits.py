@@ -37,7 +37,9 @@ GRAD_CLIP_NORM_MAX: Final = 100.0
 LORA_PLUS_RATIO_MIN: Final = 1.0
 LORA_PLUS_RATIO_MAX: Final = 100.0
 TARGETS_PER_TOKEN_MAX: Final = 1024
+"""Of cross_entropy with several targets for one token."""
 LOSS_BETA_MAX: Final = 100.0
+"""Of dro and dpo."""
 TEMPERATURE_MAX: Final = 2.0
 LORA_RANK_MAX: Final = 256
 LORA_ALPHA_MAX: Final = 65_536
