@@ -194,7 +194,9 @@ class Attention:
         qq, kk, vv = self._heads(q, run), self._spread(k, run), self._spread(v, run)
         if differentiated_by_torch(q):
             done = attended(_causal, qq, kk, vv)
-            return done.out.transpose(1, 2).reshape(q.shape), Kept(qq, kk, vv, None, done.out, None, done)
+            return done.out.transpose(1, 2).reshape(q.shape), Kept(
+                qq, kk, vv, None, done.out, None, done
+            )
         own, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             qq, kk, vv, 0.0, is_causal=True
         )
