@@ -175,10 +175,9 @@ def metrics_page() -> str:
 def commands_in(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     """(its words, the command) of every command that does something, in order."""
     below = getattr(command, "commands", None)
-    if below is None:
+    if below is None or command.invoke_without_command:
         yield path, command
-        return
-    for name, child in below.items():
+    for name, child in (below or {}).items():
         yield from commands_in(child, f"{path} {name}")
 
 

@@ -18,7 +18,10 @@ from gristmill_cli.options import (
 )
 from gristmill_cli.output import Output, print_data, print_table, reports_errors, say
 
-app = typer.Typer(invoke_without_command=True, help="Compare what worker, meter and ledger hold.")
+app = typer.Typer(
+    invoke_without_command=True,
+    help="Compare worker, meter and ledger now, to the token. Exit code 2: something differs.",
+)
 
 DIFFERENCES_EXIT: Final = 2
 """Exit code where differences are open: they are no failure of the command."""
