@@ -119,7 +119,7 @@ simulate: setup ## Seeds of the deterministic simulator (SEEDS=1000-1999; one se
 
 .PHONY: fuzz
 fuzz: setup ## Random requests at every route of the gateway: no 5xx, no hang
-	@$(FUZZ) $(PYTEST) tests/gateway -k fuzz $(ARGS)
+	@$(FUZZ) $(PYTEST) tests/gateway -k fuzz --hypothesis-profile explore $(ARGS)
 
 .PHONY: bench-engine
 bench-engine: setup ## Our worker against plain transformers + PEFT (ARGS="MODEL_FOLDER ...")

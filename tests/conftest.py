@@ -8,7 +8,15 @@ reach pytest 9.2's node ids.
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
+
+# What is generated is the same in every run, and no clock judges it: a test that fails says something of the code, not
+# of the machine. `--hypothesis-profile explore` draws anew (`make fuzz` does).
+NO_CLOCK = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("steady", deadline=None, suppress_health_check=NO_CLOCK, derandomize=True)
+settings.register_profile("explore", deadline=None, suppress_health_check=NO_CLOCK)
+settings.load_profile("steady")
 
 pytest_plugins = ["gristmill_testing.cluster_fixtures"]
 

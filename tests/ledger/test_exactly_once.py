@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event as engine_event
 from sqlalchemy.exc import OperationalError
@@ -48,9 +48,7 @@ def drain(database: Database, producer: str, session: str, last: int) -> None:
              producer)  # fmt: skip
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(deliveries=slices)
 def test_any_schedule_of_deliveries_stores_each_event_once(
     database: Database, failing: FailingCommit, deliveries: list[tuple[int, int, bool]]

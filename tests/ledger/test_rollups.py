@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
@@ -211,9 +211,7 @@ def test_any_time_has_an_hour_and_a_month(time_us: int) -> None:
     assert -HUGE <= month_of(time_us) <= HUGE
 
 
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20)
 @given(
     since=st.integers(-40 * 24 * 60, 120),
     minutes=st.integers(1, 45 * 24 * 60),

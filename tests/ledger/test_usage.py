@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill_contracts.price_book import Price, PriceBook
@@ -109,9 +109,7 @@ def test_token_type_rows_are_the_columns_of_the_plain_row(database: Database) ->
     assert sum(row["cost_pico"] for row in typed.values()) == plain["cost_pico"]
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25)
 @given(
     group_by=st.lists(st.sampled_from(GROUP_KEYS), unique=True, max_size=4),
     bucket=st.sampled_from(BUCKETS),
