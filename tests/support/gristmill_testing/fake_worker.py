@@ -80,6 +80,8 @@ class FakeWorker:
     at_once: int = 0
     at_once_max: int = 0
     chunk_tokens: int = 4
+    cached_tokens: int = 0
+    """Of every stream's prompt: found in the prefix cache."""
     streams_closed: int = 0
     replay_noise: int = 0
     on_replay: Callable[[str], None] = lambda op_id: None
@@ -161,6 +163,7 @@ class FakeWorker:
                     logprobs=[-1.0] * len(part),
                     text="x" * len(part),
                     prompt_tokens=prompt,
+                    cached_tokens=self.cached_tokens,
                     final="length" if last else None,
                 )
         finally:

@@ -160,10 +160,11 @@ class FastModel(BaseModel):
         groups = [parts[at].cache for at in order if isinstance(parts[at].cache, FastCache)]
         seats = Mixed(pools=self.pools.live(), groups=groups, device=self.device)
         tokens = torch.cat([parts[at].tokens for at in order])
-        places = [torch.arange(s, s + len(p.tokens)) for s, p in zip(starts, parts, strict=True)]
+        everyone = torch.arange(start, device=self.device)
+        places = [everyone[s : s + len(p.tokens)] for s, p in zip(starts, parts, strict=True)]
         hidden = self.decoder.step(tokens, seats, self._adapters(parts, places))
         seats.close()
-        return hidden[torch.cat(places).to(self.device)]
+        return hidden[torch.cat(places)]
 
     def _adapters(self, parts: Sequence[Part], places: list[Tensor]) -> list[Shared]:
         """Who serves which places of the batch."""
@@ -172,8 +173,7 @@ class FastModel(BaseModel):
             if part.adapter is not None:
                 served.setdefault(id(part.adapter), (part.adapter, []))[1].append(rows)
         return [
-            Shared(torch.cat(rows).to(self.device), self._factors(adapter))
-            for adapter, rows in served.values()
+            Shared(torch.cat(rows), self._factors(adapter)) for adapter, rows in served.values()
         ]
 
     def _decode_alone(self, parts: Sequence[Part]) -> Tensor:

@@ -15,6 +15,8 @@ class PoolRows:
     """The rows of one pool in this step."""
 
     pool: Slots
+    at: Tensor
+    """(n,) slots."""
     lengths: Tensor
     """(n,) positions that each row has behind it."""
     hidden: dict[int | None, Tensor] = field(default_factory=dict)
@@ -23,8 +25,7 @@ class PoolRows:
     def attend(
         self, layer: int, q: Tensor, key: Tensor, value: Tensor, window: int | None
     ) -> Tensor:
-        at = torch.arange(len(self.lengths), device=q.device)
-        self.pool.put(layer, at, self.lengths, key, value)
+        self.pool.put(layer, self.at, self.lengths, key, value)
         if window not in self.hidden:
             columns = torch.arange(int(self.lengths.max()) + 1, device=q.device)
             hidden = columns[None] > self.lengths[:, None]
@@ -52,6 +53,7 @@ class Mixed:
         self.loose = [
             PoolRows(
                 pool=pool,
+                at=torch.arange(len(pool.rows), device=self.device),
                 lengths=torch.tensor([row.length for row in pool.rows], device=self.device),
             )
             for pool in self.pools
