@@ -50,6 +50,7 @@ def test_a_run_with_twenty_kills_equals_an_undisturbed_one(
         expected = {"prefill": 0, "cached_prefill": 0, "sample": 0, "train": calm.tokens}
         for name in (client.training_session_name, disturbed.training_session_name):
             books.expect(name, expected)
+            books.expect_no_difference(name)
 
 
 def test_a_mixed_run_with_twelve_kills_equals_an_undisturbed_one(
@@ -69,3 +70,4 @@ def test_a_mixed_run_with_twelve_kills_equals_an_undisturbed_one(
         assert rough.bill == calm.bill
         for name in (client.training_session_name, disturbed.training_session_name):
             books.expect(name, calm.bill.as_dict())
+            books.expect_no_difference(name)

@@ -55,7 +55,7 @@ def decide(database: Database, **changes: Any) -> Corrected:
     return database.write_now(lambda c: correct(c, request, book="default", now_us=NOW_US))
 
 
-def total(database: Database) -> tuple[int, int, int, str]:
+def total(database: Database) -> tuple[int, int, int, int]:
     (row,) = usage(database)["rows"]
     return row["prefill"], row["sample"], row["operations"], row["cost_pico"]
 

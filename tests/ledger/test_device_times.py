@@ -40,7 +40,7 @@ def held(database: Database) -> list[int]:
     return [row["held_us"] for row in stored_rows(database, "device_time")]
 
 
-def internal(database: Database, **asked: str | int) -> dict[str, Any]:
+def internal(database: Database, **asked: Any) -> dict[str, Any]:
     told: dict[str, Any] = usage(database, include_internal="true", **asked)["internal"]
     return told
 
