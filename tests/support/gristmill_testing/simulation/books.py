@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from gristmill_contracts import limits
-from gristmill_contracts.http import ProducerCursor, UsageBatch
+from gristmill_contracts.http import ProducerCursor, Submitted, UsageBatch
 from gristmill_ledger import ledger as ledger_module
 from gristmill_ledger.app import make_app
 from gristmill_ledger.budgets import holds, leases
@@ -114,6 +114,8 @@ class Books:
         """See `Traps.spring`."""
         self.on_commit: Callable[[], None] = lambda: None
         """Before each commit, with what it will have made."""
+        self.inboxed: set[tuple[str, str, int]] = set()
+        """Operations that the inbox was the first to take: session, stream, number."""
         self.restored = False
         self.lives = 0
         self.backup: bytes | None = None
@@ -194,6 +196,9 @@ class Books:
                     self._look_at_cursor(uid, attempt, over=over, path=path, body=message["body"])
                 await send(message)
                 if status == 200 and message.get("body") and scope["method"] == "POST":
+                    if path.endswith("/inbox"):
+                        kept = msgspec.msgpack.decode(message["body"], type=Submitted)
+                        self.inboxed.add((path.split("/")[3], kept.stream, kept.number))
                     self.on_moment(path, uid)
 
             await app(scope, receive, sending)

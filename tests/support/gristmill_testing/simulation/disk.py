@@ -8,7 +8,7 @@ from gristmill_contracts.ids import SessionUid
 from gristmill_testing.fake_disk import FakeDisk
 from gristmill_testing.fake_worker import Weights
 from gristmill_testing.simulation.durable import DurableLog
-from gristmill_testing.simulation.loop import PROCESS, Killed
+from gristmill_testing.simulation.loop import PROCESS, Hung, Killed
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +25,7 @@ class Volume:
     power_left: int | None = None
     on_power_loss: Callable[[], None] = lambda: None
     destroyed: bool = False
+    _hung: list[FakeDisk] = field(default_factory=list)
     _logs: dict[SessionUid, DurableLog] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -37,6 +38,8 @@ class Volume:
 
     def _change(self, disk: FakeDisk, verb: str, path: str, content: bytes) -> None:
         if disk is not self.disk:
+            if any(disk is each for each in self._hung):
+                raise Hung
             return  # Detached: `before` answers with an error.
         self.note("disk", verb, path, len(content))
         if self.power_left is None:
@@ -54,6 +57,12 @@ class Volume:
         log = self._logs.setdefault(uid, DurableLog(uid))
         log.look(self.disk)
         return log
+
+    def taken_away(self, *, hangs: bool) -> None:
+        """From a pod that goes on: its writes fail from here on, or never return. What it has read stays."""
+        if hangs:
+            self._hung.append(self.disk)
+        self.power_lost()
 
     def killed(self) -> None:
         """kill -9 of the meter: the page cache stays."""

@@ -156,7 +156,7 @@ class Keeper:
             return
         old.over = True
         self.world.note("take_over", uid, old.name)
-        old.volume.power_lost()
+        old.volume.taken_away(hangs=self.world.rng.random() < 0.6)
         self._move(uid, old.volume)
         self.world.later(3 + self.world.rng.random() * 40, old.kill)
 

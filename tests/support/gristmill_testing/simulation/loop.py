@@ -26,6 +26,10 @@ class Killed(BaseException):
     """The process dies inside a blocking call. No handler of errors may catch it."""
 
 
+class Hung(BaseException):
+    """A blocking call that never returns, as of a disk behind a network that is gone."""
+
+
 class BrokenOffError(Exception):
     """A promise was broken: what comes after would only hide it."""
 
@@ -193,6 +197,8 @@ class SimLoop(asyncio.BaseEventLoop):
         except Killed:
             if process is not None:
                 process.kill()
+            return
+        except Hung:
             return
         except StopIteration:
             raise

@@ -8,10 +8,13 @@ from gristmill_contracts.ids import SessionUid
 from gristmill_testing.simulation.doors import Gateway
 from gristmill_testing.simulation.network import Weather
 from gristmill_testing.simulation.pods import Pod
-from gristmill_testing.simulation.traps import ANSWERED, INBOX_ACK, RELEASED
+from gristmill_testing.simulation.traps import ANSWERED, BATCH, INBOX_ACK, RELEASED
 
 if TYPE_CHECKING:
     from gristmill_testing.simulation.world import World
+
+RESTORED_ABOVE = 0.75
+"""Of a seed's one draw: in the others the ledger never comes back from a backup."""
 
 
 class Nemesis:
@@ -79,9 +82,9 @@ class Nemesis:
             kept["take_over"] = (2, self._take_over)
         if self._once < 0.12 and not self.world.plan.embedded:
             kept["destroy"] = (2, self._destroy)
-        elif self._once > 0.8:
-            kept["backup"] = (1, self._backup)
-            kept["restore"] = (2, self._restore)
+        elif self._once > RESTORED_ABOVE:
+            kept["backup"] = (2, self._backup)
+            kept["restore"] = (2, self._restore_soon)
         return kept or {"kill_meter": known["kill_meter"]}
 
     def calm(self) -> None:
@@ -104,7 +107,7 @@ class Nemesis:
 
     def strike_late(self) -> None:
         """A ledger may come back from its backup when no session has anything to post any more."""
-        if self._once > 0.8:
+        if self._once > RESTORED_ABOVE:
             self._restore()
 
     # --- who -------------------------------------------------------------------------------------
@@ -255,6 +258,13 @@ class Nemesis:
     def _backup(self) -> None:
         if self.world.books.backup is None and not self.world.books.raw.in_transaction:
             self.world.books.backup = self.world.books.save()
+
+    def _restore_soon(self) -> None:
+        """Now, or when it has just taken usage: then there is more under way."""
+        if self.rng.random() < 0.4:
+            self._restore()
+        else:
+            self.world.traps.arm(BATCH, lambda _uid: self._restore())
 
     def _restore(self) -> None:
         """The ledger comes back as it was when the backup was made."""
