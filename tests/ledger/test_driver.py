@@ -135,3 +135,15 @@ def test_any_text_may_be_in_a_list(database: Database) -> None:
 
 def _ids(query: Any, words: list[str], connection: Connection) -> list[str]:
     return list(connection.execute(query, {"ids": words}).scalars())
+
+
+def test_a_list_is_looked_up_and_not_compared_row_by_row(database: Database) -> None:
+    query = select(tables.budget_lease.c.key).where(among(tables.budget_lease.c.id, "ids"))
+    statement = str(query.compile(dialect=database.engine.dialect))
+    if database.engine.dialect.name == "postgresql":
+        # A text that is cast would be read anew for each row.
+        assert statement.endswith("= ANY (%(ids)s::TEXT[])")
+        return
+    with database.engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ('["l-1"]',)).all()
+    assert any("SEARCH budget_lease USING INDEX" in row.detail for row in plan), plan
