@@ -199,15 +199,15 @@ def test_an_uninstall_keeps_what_its_page_says_and_that_goes_by_its_commands(
     run(world, command(UNINSTALL, "helm uninstall gristmill"))
     ending.join(30)
     world.stop_operators()
-    left = [
-        lambda: cluster.find("crd", "tenants.gristmill.dev"),
-        lambda: cluster.find("namespace", PLACE),
-        lambda: cluster.find("pvc", "gristmill-ledger", SYSTEM),
-        lambda: cluster.find("secret", "gristmill-cluster-key", SYSTEM),
-    ]
+    left = (
+        ("crd", "tenants.gristmill.dev", None),
+        ("namespace", PLACE, None),
+        ("persistentvolumeclaim", "gristmill-ledger", SYSTEM),
+        ("secret", "gristmill-cluster-key", SYSTEM),
+    )
     removals = re.findall(r"`(kubectl delete [^`]+)` \|$", UNINSTALL, re.MULTILINE)
     assert len(removals) == len(left)
     for removal, thing in zip(removals, left, strict=True):
-        assert thing() is not None, removal
+        assert cluster.find(*thing) is not None, removal
         run(world, removal)
-        eventually(f"gone: {removal}", lambda thing=thing: thing() is None, 60)  # type: ignore[misc]
+        cluster.wait_gone(*thing)

@@ -20,7 +20,7 @@ AWAY = (OSError, HTTPException, ApiError)
 """What a look at an API server that is on its way back may raise."""
 
 
-def settle(world: OperatorWorld, **settings: str) -> None:
+def settle(world: OperatorWorld, **settings: Any) -> None:
     """One operator that leads, no fault, no session: whatever became of the test before."""
     world.proxy.heal()
     world.cluster.wait_api(180)
