@@ -85,6 +85,24 @@ def test_a_side_alone_has_all_the_time_and_owes_nothing_for_it() -> None:
     assert world.waited["work"] <= 1.5
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("work", "sampling"), ("sampling", "work")], ids=["work", "sampling"]
+)
+def test_time_that_nobody_else_wanted_makes_no_lead_and_pays_one_back(
+    first: Side, second: Side
+) -> None:
+    sign = 1.0 if first == "work" else -1.0
+    shares = Shares()
+    shares.ran(first, 4.0, other_waits=True)
+    assert shares.ahead_s == 4.0 * sign
+    shares.ran(first, 1.0, other_waits=False)
+    assert shares.ahead_s == 4.0 * sign
+    shares.ran(second, 1.0, other_waits=False)
+    assert shares.ahead_s == 3.0 * sign
+    shares.ran(second, 10.0, other_waits=False)
+    assert shares.ahead_s == 0.0
+
+
 def test_sampling_that_ended_has_no_claim_on_later_time() -> None:
     shares = Shares()
     shares.ran("work", 60.0, other_waits=True)
