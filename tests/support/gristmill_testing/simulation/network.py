@@ -18,7 +18,8 @@ from gristmill_testing.simulation.loop import NOBODY, Process, SimLoop
 
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 RETRANSMIT_S = 0.7
-SILENCE_S_MAX = 300.0
+SILENCE_S_MAX = 120.0
+"""Of who has no patience of its own. Shorter than `QUIET_S_MAX`: whoever waits at the end still goes on."""
 
 
 @dataclass(slots=True, kw_only=True)
