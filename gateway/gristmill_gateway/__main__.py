@@ -20,6 +20,7 @@ from gristmill_gateway.app import Gateway, make_app, make_gateway, open_http
 from gristmill_gateway.keys import load_or_create_key
 from gristmill_gateway.kubernetes_cluster import open_cluster
 from gristmill_gateway.settings import GatewaySettings
+from gristmill_gateway.whole_answers import WholeAnswers
 from gristmill_sessions.local import open_local_store
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ async def serve(settings: GatewaySettings) -> None:
     gateway = open_gateway(settings)
     config = uvicorn.Config(
         make_app(gateway),
+        http=WholeAnswers,
         host=settings.host,
         port=settings.port,
         access_log=False,
