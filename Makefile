@@ -47,7 +47,7 @@ demo: ## Fine-tune a small LLM (SFT, then RL) with the official SageMaker SDK an
 ##@ Check
 
 .PHONY: test
-test: setup-model ## Every test that needs no cluster (10 to 15 minutes on 2 cores; ARGS goes to pytest)
+test: setup-model ## Every test that needs no cluster (15 to 20 minutes on 2 cores; ARGS goes to pytest)
 	@$(FUZZ) $(PYTEST) -n $(WORKERS) -m "not cluster" $(ARGS)
 
 .PHONY: test-fast
