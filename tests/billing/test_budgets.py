@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from gristmill_contracts.budgets import BudgetView, PutBudget
-from gristmill_contracts.http import Empty, RegisterSession
-from gristmill_contracts.ids import TenantName
-from gristmill_meter.ledger_client import LedgerClient as MeterLedger
-from gristmill_testing.ledger import START_US, LedgerClient, running_ledger
-from gristmill_testing.meter_world import UID, World, forward_backward, sample
+from gristmill_testing.ledger import LedgerClient
+from gristmill_testing.meter_world import World, forward_backward, sample
+from gristmill_testing.metered import metered
 
 
 class Pair:
@@ -30,19 +28,8 @@ class Pair:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    async with running_ledger(tmp_path / "ledger") as client:
-        session = RegisterSession(
-            uid=UID, tenant=TenantName("acme"), project="", name="run", model="fake", rank=8,
-            created_us=START_US,
-        )  # fmt: skip
-        await client.ask(Empty, "POST", "/v1/sessions", session)
-        link = MeterLedger(client.url)
-        link.open()
-        world = World(tmp_path / "pod")
-        world.ledger = link  # type: ignore[assignment]
+    async with metered(tmp_path) as (client, world):
         yield Pair(client, world)
-        await world.close()
-        await link.close()
 
 
 async def test_a_budget_is_used_to_the_token_and_raising_it_resumes(pair: Pair) -> None:

@@ -9,21 +9,16 @@ import msgspec
 import pytest
 
 from gristmill_contracts.errors import ConflictError, NotFoundError, error_from
-from gristmill_contracts.http import Empty, Problem, RegisterSession
-from gristmill_contracts.ids import TenantName
+from gristmill_contracts.http import Problem
 from gristmill_contracts.reconciliation import SessionTallies, Tally, worker_differences
-from gristmill_meter.ledger_client import LedgerClient as MeterLedger
 from gristmill_testing.cli import Commands
-from gristmill_testing.ledger import START_US, LedgerClient, running_ledger
+from gristmill_testing.ledger import LedgerClient
 from gristmill_testing.meter_world import (
     UID,
     World,
-    compute_logprobs,
     forward_backward,
-    optim_step,
-    sample,
-    save_weights,
 )
+from gristmill_testing.metered import metered, mix
 
 
 class Pair:
@@ -32,18 +27,6 @@ class Pair:
     def __init__(self, client: LedgerClient, world: World) -> None:
         self.client = client
         self.world = world
-
-    async def mix(self, first: int) -> int:
-        """Some of everything; returns the next number."""
-        world = self.world
-        for number in range(first, first + 6, 2):
-            await world.train(number, forward_backward(5, number))
-            await world.train(number + 1, optim_step())
-        await world.train(first + 6, save_weights())
-        await world.sample(sample(6, 8, samples=3))
-        await world.sample(compute_logprobs(7))
-        await world.read_stream(sample(5, 9))
-        return first + 7
 
     async def told(self) -> None:
         """Wait until the ledger knows what the worker ran, and all usage."""
@@ -68,20 +51,9 @@ class Pair:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    async with running_ledger(tmp_path / "ledger") as client:
-        session = RegisterSession(
-            uid=UID, tenant=TenantName("acme"), project="", name="run", model="fake", rank=8,
-            created_us=START_US,
-        )  # fmt: skip
-        await client.ask(Empty, "POST", "/v1/sessions", session)
-        link = MeterLedger(client.url)
-        link.open()
-        world = World(tmp_path / "pod")
-        world.ledger = link  # type: ignore[assignment]
+    async with metered(tmp_path) as (client, world):
         await world.start()
         yield Pair(client, world)
-        await world.close()
-        await link.close()
 
 
 @pytest.fixture
@@ -90,11 +62,11 @@ def commands(tmp_path: Path) -> Commands:
 
 
 async def test_mixed_traffic_and_crashes_leave_no_difference(pair: Pair) -> None:
-    number = await pair.mix(1)
+    number = await mix(pair.world, 1)
     await pair.world.crash()
-    number = await pair.mix(number)
+    number = await mix(pair.world, number)
     pair.world.worker.kill()
-    await pair.mix(number)
+    await mix(pair.world, number)
     await pair.told()
     answer = await pair.ask("POST")
     assert answer["differences"] == []

@@ -22,12 +22,10 @@ from gristmill_testing.ledger import make_event
 from gristmill_testing.meter_world import (
     UID,
     World,
-    compute_logprobs,
     forward_backward,
-    optim_step,
     sample,
-    save_weights,
 )
+from gristmill_testing.metered import mix
 
 ONE = Tally(1, train=5)
 
@@ -186,18 +184,6 @@ def agree(point: ReconPoint, world: World) -> bool:
     """Worker = log = ledger."""
     even = all(not worker_differences(each) for each in point.workers)
     return even and differences(point.log.told, ledger_sums(world)) == {}
-
-
-async def mix(world: World, first: int = 1) -> int:
-    """Some of everything; returns the next number."""
-    for number in range(first, first + 6, 2):
-        await world.train(number, forward_backward(5, number))
-        await world.train(number + 1, optim_step())
-    await world.train(first + 6, save_weights())
-    await world.sample(sample(6, 8, samples=3))
-    await world.sample(compute_logprobs(7))
-    await world.read_stream(sample(5, 9))
-    return first + 7
 
 
 async def test_worker_log_and_ledger_agree_to_the_token(world: World) -> None:
