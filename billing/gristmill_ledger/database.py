@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gristmill_contracts import limits
 from gristmill_contracts.errors import GristmillError, OverloadedError, UnavailableError
+from gristmill_ledger.driver import is_postgresql
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -100,7 +101,7 @@ def _switch_to_wal(connection: SqliteConnection, deadline: float) -> None:
 
 def insert_or_skip(connection: Connection, table: Table, **values: object) -> bool:
     """Insert a row unless one with its key exists. True if it was inserted."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    dialect = postgresql if is_postgresql(connection) else sqlite
     statement = dialect.insert(table).values(**values).on_conflict_do_nothing()
     # Without the option psycopg's count is gone by the time that it is asked for.
     statement = statement.execution_options(preserve_rowcount=True)

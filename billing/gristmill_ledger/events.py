@@ -20,7 +20,7 @@ from gristmill_ledger.budgets.settle import UNSETTLED, Settled, settle
 from gristmill_ledger.chain.rows import NewRow, append_rows, lock_head
 from gristmill_ledger.database import insert_or_skip
 from gristmill_ledger.decisions import Decision, Encoded, ProducerState, decide, oddities
-from gristmill_ledger.driver import change_all
+from gristmill_ledger.driver import change_all, is_postgresql
 from gristmill_ledger.lists import among, array_text
 from gristmill_ledger.prices import PriceList, load_prices
 
@@ -197,7 +197,7 @@ def _unknown_producer(producer: str) -> NotFoundError:
 
 def _known_hashes(connection: Connection, tenant: str, posts: Sequence[Post]) -> dict[str, bytes]:
     ids = list({event.event_id for post in posts for event in post.batch.events})
-    if connection.dialect.name == "sqlite":
+    if not is_postgresql(connection):
         found = connection.exec_driver_sql(
             _SQLITE_KNOWN, (tenant, msgspec.json.encode(ids).decode())
         )

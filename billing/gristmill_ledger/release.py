@@ -14,6 +14,7 @@ from gristmill_contracts.http import Heartbeat
 from gristmill_contracts.units import now_us
 from gristmill_ledger import schema
 from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.driver import is_postgresql
 
 GRANT_US: Final = int(limits.RELEASE_GRANT_S * 1_000_000)
 DATABASE_CLOCK: Final = text(
@@ -23,7 +24,7 @@ DATABASE_CLOCK: Final = text(
 
 def clock_us(connection: Connection) -> int:
     """The one clock of all replicas: PostgreSQL's own; a SQLite file has one ledger, and thus ours."""
-    if connection.dialect.name == "postgresql":
+    if is_postgresql(connection):
         return int(connection.execute(DATABASE_CLOCK).scalar_one())
     return now_us()
 

@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gristmill_contracts import limits
 from gristmill_contracts.usage import TOKEN_TYPES
+from gristmill_ledger.driver import is_postgresql
 from gristmill_ledger.schema import rating as tables
 
 HOUR_US: Final = 3600 * 10**6
@@ -114,7 +115,7 @@ def bring_in(connection: Connection, rollups: Rollups) -> None:
 
 
 def _upsert(connection: Connection, table: Table) -> Any:  # Any: an insert of either dialect
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    dialect = postgresql if is_postgresql(connection) else sqlite
     added = dialect.insert(table)
     changes: dict[str, Any] = {  # Any: SQL expressions
         name: table.c[name] + added.excluded[name] for name in MEASURES

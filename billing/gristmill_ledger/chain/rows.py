@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, select
 from gristmill_contracts.chain import encoding
 from gristmill_ledger import schema
 from gristmill_ledger.database import insert_or_skip
-from gristmill_ledger.driver import copy_rows
+from gristmill_ledger.driver import copy_rows, is_postgresql
 
 Row = tuple[encoding.Value, ...]
 """The values of a row in the order of `encoding.COLUMNS`."""
@@ -86,7 +86,7 @@ def chained(head: Head, rows: Sequence[NewRow], now_us: int) -> tuple[list[Row],
 def append_rows(connection: Connection, head: Head, rows: Sequence[NewRow], now_us: int) -> Head:
     """Insert the rows behind a locked head, and move it."""
     finished, last = chained(head, rows, now_us)
-    if connection.dialect.name == "sqlite":
+    if not is_postgresql(connection):
         connection.exec_driver_sql(_SQLITE_INSERT, finished)
     else:
         copy_rows(connection, _POSTGRESQL_COPY, finished)
