@@ -216,13 +216,30 @@ def open_local_store(path: Path | str) -> LocalStore:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        if not path.exists():
+            _make_empty(path)
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as database:
             database.execute("PRAGMA journal_mode = WAL")
             database.executescript(SCHEMA)
     except (OSError, sqlite3.Error) as error:
         raise UnavailableError(f"the store {path} cannot be opened: {error}") from error
     return LocalStore(path)
+
+
+def _make_empty(path: Path) -> None:
+    """Make the file for its owner alone, without ever opening it by its own name.
+
+    SQLite's locks are POSIX locks: closing any descriptor of the file frees all that this process holds on
+    it, and another process may then delete the write-ahead log that an open connection still writes to.
+    """
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        # A link fails where another was faster, and then the file is theirs.
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+    finally:
+        fresh.unlink()
 
 
 def _kind_name(kind: type[Resource]) -> str:

@@ -211,6 +211,22 @@ def test_no_change_is_lost_between_processes_and_threads(tmp_path: Path) -> None
     assert kept.metadata.labels["n"] == str(4 * ROUNDS)
 
 
+def test_opening_the_store_again_frees_no_lock_of_this_process(tmp_path: Path) -> None:
+    """Else another process, the last as far as it can see, deletes the log that this one reads and writes."""
+    path = tmp_path / "store.sqlite"
+    held = open_local_store(path)
+    held.create(make(labels={"n": "0"}))
+    open_local_store(path)
+    other = multiprocessing.get_context("spawn").Process(
+        target=count_up, args=(path, "acme", "run-1", 1)
+    )
+    other.start()
+    other.join(60)
+    assert other.exitcode == 0
+    assert held.get(TrainingSession, "acme", "run-1").metadata.labels["n"] == "1"
+    assert path.with_name(f"{path.name}-wal").exists()
+
+
 def test_of_many_that_create_one_name_one_wins(tmp_path: Path) -> None:
     store = open_local_store(tmp_path / "store.sqlite")
     outcomes: list[str] = []
