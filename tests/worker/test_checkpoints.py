@@ -38,7 +38,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 UID = "44444444-4444-4444-4444-444444444444"
 TOKENS = list(range(10, 40))
 DATA = [datum(TOKENS), datum([9, 8, 7]), datum([100, 50])]
-FAMILIES = ("llama", "qwen2", "gpt2", "falcon")
+FAMILIES = (
+    "llama", "qwen2", "gpt2", "falcon", "falcon_alibi", "bloom", "mpt", "gemma2",
+)  # fmt: skip
 
 
 def other_session(client: Client, uid: str = UID, **changes: Any) -> Client:

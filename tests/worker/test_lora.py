@@ -12,14 +12,19 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from gristmill_contracts.errors import InvalidRequestError
 from gristmill_testing.local_runner import Client, datum, load, make_runner
+from gristmill_worker import generic
 from gristmill_worker.adapter import Adapter, fresh_weights, gradient_views, make_adapter
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.generic import GenericModel
 from gristmill_worker.lora import LayerFactors, LayerGradient, LoraLinear, Slot
 from gristmill_worker.runs import Run
 
-FAMILIES = ("llama", "qwen2", "mistral", "gpt2", "falcon")
+FAMILIES = (
+    "llama", "qwen2", "mistral", "gpt2", "falcon", "falcon_alibi", "bloom", "mpt", "gemma2",
+)  # fmt: skip
+OWN_ATTENTION = {"Falcon", "Bloom", "Mpt", "Gemma2"}
 
 
 def random_adapter(base: BaseModel, rank: int = 4, alpha: int = 8, seed: int = 1) -> Adapter:
@@ -188,8 +193,8 @@ def _session_with(base: BaseModel, adapter: Adapter) -> Any:
 
 
 def test_packed_sequences_do_not_see_each_other(base: BaseModel) -> None:
-    """Also beyond the sliding window of 16. Falcon's own attention cannot be replaced."""
-    assert base.packed == (base.facts.architecture != "FalconForCausalLM")
+    """Also beyond the sliding window of 16. Some families' own attention cannot be replaced."""
+    assert base.packed == (base.facts.architecture.removesuffix("ForCausalLM") not in OWN_ATTENTION)
     if not base.packed:
         return
     adapter = random_adapter(base)
@@ -205,6 +210,18 @@ def test_packed_sequences_do_not_see_each_other(base: BaseModel) -> None:
         changed = base.hidden_packed(other, table)
     assert torch.equal(changed[40:], packed[40:])
     assert not torch.equal(changed[:40], packed[:40])
+
+
+def test_a_model_whose_tokens_see_those_behind_them_is_refused(
+    family_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does BLOOM under masks that were made for another attention than its own."""
+    folder = family_dir("bloom")
+    assert not generic._takes_our_attention(folder)
+    assert generic._takes_our_attention(family_dir("llama"))
+    monkeypatch.setattr(generic, "_takes_our_attention", lambda folder: True)
+    with pytest.raises(InvalidRequestError, match="see those behind them"):
+        load(folder)
 
 
 def test_two_adapters_take_turns_on_one_base(llama: BaseModel) -> None:

@@ -101,7 +101,9 @@ def test_an_operation_takes_what_was_foretold(
     assert asked.taken <= asked.needed <= TOO_MUCH * asked.taken
 
 
-@pytest.mark.parametrize("family", ["gpt2", "falcon", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "falcon", "bloom", "mpt", "gemma2", "mistral", "qwen2", "qwen3"]
+)
 def test_training_every_family_takes_what_was_foretold(
     family: str, family_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:

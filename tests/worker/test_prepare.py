@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill_contracts.errors import InvalidRequestError
-from gristmill_testing.tiny_models import build_tiny_llama
+from gristmill_testing.tiny_models import CONTEXT, build_tiny_llama
 from gristmill_worker import prepare
 from gristmill_worker.facts import read_facts
 
@@ -56,6 +57,13 @@ def test_a_folder_is_prepared_and_its_facts_are_printed(
     assert [path.name for path in dest.parent.iterdir()] == ["tiny"]
     weights = load_file(dest / "model.safetensors")
     assert {value.dtype for value in weights.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mpt", "bloom"])
+def test_the_length_of_the_context_is_found_under_every_name(
+    family: str, family_dir: Callable[[str], Path]
+) -> None:
+    assert read_facts(family_dir(family)).context_length == CONTEXT
 
 
 def test_preparing_again_does_nothing(

@@ -24,7 +24,9 @@ from gristmill_worker.text import Detokenizer
 
 PROMPT = [5, 6, 7, 8]
 Asked = Sequence[tuple[Group, Row]]
-FAMILIES = ("llama", "qwen2", "mistral", "gpt2", "falcon")
+FAMILIES = (
+    "llama", "qwen2", "mistral", "gpt2", "falcon", "falcon_alibi", "bloom", "mpt", "gemma2",
+)  # fmt: skip
 
 
 def ids(sequence: SampledSequence) -> list[int]:

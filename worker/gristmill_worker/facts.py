@@ -10,7 +10,9 @@ import msgspec
 FACTS_FILE: Final = "facts.json"
 WEIGHTS_FILE: Final = "model.safetensors"
 CONTEXT_LENGTH_DEFAULT: Final = 2048
-_CONTEXT_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length")
+_CONTEXT_FIELDS: Final = (
+    "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length",
+)  # fmt: skip
 _READ_BYTES: Final = 2**20
 
 

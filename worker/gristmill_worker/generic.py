@@ -10,7 +10,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+)
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
@@ -193,6 +198,7 @@ def load_generic(
     )
     with torch.no_grad():
         _check_head(base)
+        _check_causal(base)
         base.packed = ours and _packs_exactly(base)
     return base
 
@@ -218,6 +224,9 @@ def wrap_layers(model: Any, slot: Slot) -> dict[str, LoraLinear]:
 def _load_model(folder: Path, dtype: torch.dtype) -> tuple[Any, bool]:
     """The model, and whether it runs our attention; else transformers' default for it."""
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
+    if not _takes_our_attention(folder):
+        log.info("packing_unsupported", extra={"folder": str(folder)})
+        return AutoModelForCausalLM.from_pretrained(folder, **options), False
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, attn_implementation=attention.ATTENTION, **options
@@ -226,6 +235,18 @@ def _load_model(folder: Path, dtype: torch.dtype) -> tuple[Any, bool]:
         log.info("packing_unsupported", extra={"folder": str(folder)})
         return AutoModelForCausalLM.from_pretrained(folder, **options), False
     return model, True
+
+
+def _takes_our_attention(folder: Path) -> bool:
+    """Whether the family lets others compute its attention.
+
+    One that does not (those with alibi, or with capped scores) still takes the masks that were registered
+    with ours: none where ours needs none, so that every token would see the whole text.
+    """
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    flags = ("_supports_attention_backend", "_supports_sdpa")
+    return all(getattr(kind, flag, False) for flag in flags)
 
 
 def _far(left: Tensor, right: Tensor) -> bool:
@@ -246,6 +267,18 @@ def _check_head(base: GenericModel) -> None:
         raise InvalidRequestError(
             f"{base.facts.architecture} changes its logits after the output layer in a way that is "
             "not known here; choose another base model"
+        )
+
+
+def _check_causal(base: GenericModel) -> None:
+    """No token may see those behind it: what 16 tokens give is what they give before others."""
+    tokens = _probe(base, 40)
+    before, alone = base.hidden(tokens[None])[:16].float(), base.hidden(tokens[None, :16]).float()
+    far = (before - alone).abs().amax(dim=1) > CHECK_TOLERANCE * alone.abs().amax().clamp_min(1e-6)
+    # Most rows, not one: where experts are chosen, a last bit may choose another one.
+    if int(far.sum()) > 8:
+        raise InvalidRequestError(
+            f"{base.facts.architecture} lets tokens see those behind them; choose another base model"
         )
 
 

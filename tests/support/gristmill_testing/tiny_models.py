@@ -82,6 +82,48 @@ def build_tiny_falcon(path: Path, seed: int = 0) -> Path:
     return _build(path, seed, config)
 
 
+def build_tiny_falcon_alibi(path: Path, seed: int = 0) -> Path:
+    """Distance to a key as a bias on its score; a key head each, biases."""
+    from transformers import FalconConfig
+
+    config = FalconConfig(
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=CONTEXT, initializer_range=0.1, bos_token_id=1, eos_token_id=2,
+        alibi=True, multi_query=False, bias=True,
+    )  # fmt: skip
+    return _build(path, seed, config)
+
+
+def build_tiny_bloom(path: Path, seed: int = 0) -> Path:
+    """Alibi, in attention of the family's own; tied embeddings."""
+    from transformers import BloomConfig
+
+    config = BloomConfig(
+        vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4, initializer_range=0.1,
+        seq_length=CONTEXT, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return _build(path, seed, config)
+
+
+def build_tiny_mpt(path: Path, seed: int = 0) -> Path:
+    """Alibi, as another family of its own reckons it; tied embeddings."""
+    from transformers import MptConfig
+
+    config = MptConfig(
+        vocab_size=VOCABULARY, d_model=64, n_layers=2, n_heads=4, max_seq_len=CONTEXT,
+        initializer_range=0.1, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return _build(path, seed, config)
+
+
+def build_tiny_gemma2(path: Path, seed: int = 0) -> Path:
+    """Scores and logits capped, a window of 16 in every other layer; tied embeddings."""
+    from transformers import Gemma2Config
+
+    config = Gemma2Config(**_llama_like(), head_dim=16, sliding_window=16)
+    return _build(path, seed, config)
+
+
 def tiny_tokenizer() -> Any:
     """Byte-level BPE with 512 entries. Encoding adds BOS, as the chat template does too."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
