@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -28,10 +28,6 @@ class Store(Protocol):
     """Stores batches of one tenant, and answers each."""
 
     def __call__(self, connection: Connection, posts: Sequence[Post]) -> Answers: ...
-
-
-EVENTS_TOGETHER_MAX: Final = limits.BATCH_EVENTS_MAX
-"""Events of batches that share a commit, so that it takes no longer than that of one full batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +86,7 @@ class Coalescer:
         with self._lock:
             queue = self._queues[tenant]
             while queue and (
-                not taken or events + len(queue[0].post.batch.events) <= EVENTS_TOGETHER_MAX
+                not taken or events + len(queue[0].post.batch.events) <= limits.COMMIT_EVENTS_MAX
             ):
                 taken.append(queue.popleft())
                 events += len(taken[-1].post.batch.events)

@@ -191,6 +191,9 @@ USAGE_PAGE_MAX: Final = 10_000
 # --- ledger --------------------------------------------------------------------------------------
 LEDGER_WRITES_PENDING_MAX: Final = 256
 """Requests that may wait for the ledger's one writer; past it 429."""
+COMMIT_EVENTS_MAX: Final = 250
+"""Usage events of several batches that share a commit, so that none waits long for it; a larger batch has
+one alone."""
 LEDGER_COMMIT_TRIES_MAX: Final = 5
 """How often a transaction that PostgreSQL aborted for a deadlock is run again before a 503."""
 LEDGER_TEXT_CHARS_MAX: Final = 4096
@@ -217,7 +220,7 @@ RERATE_HOURS_MAX: Final = 200
 """Hours of a tenant that one call rates again; the caller goes on from there."""
 RATING_TENANTS_MAX: Final = 100
 """Tenants whose usage one transaction rates."""
-RATING_ROWS_MAX: Final = 2_000
+RATING_ROWS_MAX: Final = 500
 """Usage rows that one transaction rates where nobody waits for the database."""
 RATING_ROWS_BUSY_MAX: Final = 250
 """The same where others wait: rating must not hold them up."""

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from gristmill_contracts import limits
 from gristmill_contracts.errors import (
     ConflictError,
     NotFoundError,
@@ -19,7 +20,7 @@ from gristmill_contracts.errors import (
 from gristmill_contracts.ids import EventId, TenantName
 from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, UsageEvent
-from gristmill_ledger.coalesce import EVENTS_TOGETHER_MAX, Answers, Coalescer
+from gristmill_ledger.coalesce import Answers, Coalescer
 from gristmill_ledger.database import Database
 from gristmill_ledger.events import Post, store_batches
 from gristmill_ledger.prices import PriceList, put_price_book
@@ -160,11 +161,23 @@ async def test_what_the_database_refuses_hurts_its_own_batch_alone(database: Dat
     assert [row["seq"] for row in stored_rows(database)] == [1, 2]
 
 
-async def test_a_commit_takes_no_more_than_a_full_batch(database: Database) -> None:
-    names, store = register_producers(database, 3), Store()
-    half = range(1, EVENTS_TOGETHER_MAX // 2 + 1)
-    await post_together(database, store, [post_of(name, events_of(name, *half)) for name in names])
-    assert store.sizes == [2, 1]
+async def test_batches_share_a_commit_up_to_its_bound(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three batches with half of what a commit takes, and one with more than that, which has its own."""
+    monkeypatch.setattr(limits, "COMMIT_EVENTS_MAX", 8)
+    names, store = register_producers(database, 5), Store()
+    sizes = (4, 4, 4, 9, 1)
+    posts = [
+        post_of(name, events_of(name, *range(1, size + 1)))
+        for name, size in zip(names, sizes, strict=True)
+    ]
+    await post_together(database, store, posts)
+    assert store.sizes == [2, 1, 1, 1]
+    assert [row["producer"] for row in stored_rows(database)] == [
+        name for name, size in zip(names, sizes, strict=True) for _ in range(size)
+    ]
+    assert [row["seq"] for row in stored_rows(database)] == list(range(1, sum(sizes) + 1))
 
 
 async def test_who_hangs_up_stops_nobody(database: Database) -> None:

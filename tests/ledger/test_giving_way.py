@@ -1,20 +1,27 @@
-"""What runs behind the writers takes little at a time while somebody waits for a commit."""
+"""What runs beside the writers takes little at a time while somebody waits for a commit."""
 
 import asyncio
+import gc
 import threading
+from pathlib import Path
 
 import pytest
+import uvicorn
 from sqlalchemy import Connection
 
 from gristmill_contracts import limits
 from gristmill_contracts.chain.walk import Walk
 from gristmill_ledger import database as module
+from gristmill_ledger.__main__ import COLLECT_AFTER, LedgerServer
+from gristmill_ledger.app import make_app
 from gristmill_ledger.chain import keeper as keeper_module
 from gristmill_ledger.chain.keeper import Keeper
 from gristmill_ledger.chain.pages import walk_page
 from gristmill_ledger.database import Database
 from gristmill_ledger.follower import Follower
+from gristmill_ledger.ledger import Ledger
 from gristmill_ledger.metrics import Metrics
+from gristmill_ledger.settings import LedgerSettings
 from gristmill_testing.falsified import fill_chain
 
 LONG_S, NEVER_S = 1e9, 0.0
@@ -84,3 +91,21 @@ async def test_the_chain_is_verified_in_short_pages_while_others_write(
     await keeper.verify()
     assert pages == ([4, 4, 1] if busy else [ROWS])
     assert keeper.walks["acme"].seq == ROWS
+
+
+async def test_what_the_start_made_is_not_looked_through_for_garbage(tmp_path: Path) -> None:
+    ledger = Ledger(LedgerSettings(data_dir=tmp_path))
+    config = uvicorn.Config(make_app(ledger), host="127.0.0.1", port=0, log_config=None)
+    server = LedgerServer(config, ledger)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    thresholds = gc.get_threshold()
+    try:
+        await server.startup()
+        stays = gc.get_freeze_count()
+        assert gc.get_threshold() == COLLECT_AFTER
+        await server.shutdown()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+    assert stays > 10_000
