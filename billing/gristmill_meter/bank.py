@@ -244,10 +244,11 @@ class Bank:
     # --- giving back -----------------------------------------------------------------------------
 
     async def give_back(self) -> None:
-        """Return what is closed. Raises LedgerAwayError."""
-        for lease, keep in self.wallet.to_return():
-            await self._return(lease, keep)
-            self.wallet.returned(lease, keep)
+        """Return what is closed, and what was posted of it meanwhile. Raises LedgerAwayError."""
+        while returns := self.wallet.to_return():
+            for lease, keep in returns:
+                await self._return(lease, keep)
+                self.wallet.returned(lease, keep)
 
     async def give_back_all(self) -> None:
         """The session or the process ends: nothing more is dispatched. Raises LedgerAwayError."""

@@ -257,9 +257,12 @@ class Wallet:
         return returns
 
     def returned(self, lease: str, keep: Amounts) -> None:
-        purse = self.purses[lease]
+        """The ledger was told to keep so much. What was posted meanwhile is told as well: a hold only falls."""
+        purse = self.purses.get(lease)
+        if purse is None:
+            return  # Two returns were under way, and the other one was its last.
         purse.told = keep
-        if not purse.keep:
+        if not keep:
             del self.purses[lease]
 
 

@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from gristmill_contracts import limits
 from gristmill_contracts import operations as ops
+from gristmill_contracts.budgets import TOKENS, Hold, Lease, ReturnLease
 from gristmill_contracts.errors import BudgetExhaustedError
 from gristmill_contracts.http import StreamChunk
 from gristmill_contracts.usage import Counts
+from gristmill_meter.bank import Bank
 from gristmill_meter.intake import submit_operation
+from gristmill_meter.wallet import Wallet
 from gristmill_testing.hand_clock import HandClock
 from gristmill_testing.meter_world import (
     UID,
@@ -345,6 +349,32 @@ async def test_the_end_of_the_process_returns_all_but_what_may_be_posted(
     await world.meter.close()
     budgets = world.ledger.budgets
     assert (budgets.posted, budgets.reserved) == (8, 30)
+
+
+@dataclass(slots=True)
+class PostsMeanwhile:
+    """A ledger that acknowledges the usage of operation 1 while it hears of the return of its lease."""
+
+    wallet: Wallet
+    kept: list[dict[str, int]] = field(default_factory=list)
+
+    async def return_lease(self, _lease: str, request: ReturnLease) -> None:
+        self.kept.append(request.keep)
+        self.wallet.posted(("train", 1))
+
+
+async def test_usage_that_is_posted_while_its_lease_goes_back_leaves_nothing_held(
+    bounded: Callable[..., Any],
+) -> None:
+    world: World = await bounded(1000)
+    whole = Hold(budget="acme/a", period_start_us=0, unit=TOKENS, amount=100, floor=0)
+    wallet = Wallet()
+    wallet.add(Lease(id="l", expires_in_s=60, prices={}, holds=[whole], version=0), "", 0, 0)
+    assert wallet.reserve(("train", 1), "", Counts(train=40), 1)
+    wallet.close("l")
+    ledger: Any = PostsMeanwhile(wallet=wallet)
+    await Bank(session=world.session, ledger=ledger, wallet=wallet).give_back()
+    assert ledger.kept == [{"acme/a": 40}, {}]
 
 
 async def test_an_idle_session_holds_nothing(

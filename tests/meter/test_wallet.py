@@ -96,6 +96,27 @@ def test_what_was_not_used_comes_back_and_what_was_used_stays_until_posted() -> 
     assert wallet.purses == {}
 
 
+def test_what_was_posted_while_its_return_was_under_way_is_returned_too() -> None:
+    """The ledger keeps what it was told to keep: usage that it had by then would stay held beside it."""
+    wallet = wallet_with(lease(hold(100)))
+    assert reserve(wallet, 1, 40)
+    wallet.close("l")
+    assert wallet.to_return() == [("l", {"acme/a": 40})]
+    wallet.posted(train(1))
+    wallet.returned("l", {"acme/a": 40})
+    assert wallet.to_return() == [("l", {})]
+    wallet.returned("l", {})
+    assert wallet.purses == {}
+
+
+def test_two_returns_of_a_lease_at_once_are_no_harm() -> None:
+    wallet = wallet_with(lease(hold(100)))
+    wallet.close("l")
+    wallet.returned("l", {})
+    wallet.returned("l", {})
+    assert wallet.to_return() == []
+
+
 def test_a_lease_is_spent_no_longer_than_it_lasts() -> None:
     wallet = wallet_with(lease(hold(100)))
     assert reserve(wallet, 1, 1, 60 * SECOND - 1)
