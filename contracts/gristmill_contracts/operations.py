@@ -138,7 +138,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int
     """Sample i draws from the counter stream (seed, i). The gateway makes one where the client gave none."""
     stop: list[str] | None
-    """Strings. None = the model's end tokens alone; a list: these as well as the end tokens."""
+    """Strings, as well as the model's end tokens. None = the end tokens alone; an empty list = nothing stops
+    a sample before `max_tokens`, not even an end token."""
     logprobs: Literal["raw", "processed"] = "raw"
     """raw = of the model itself, at temperature 1, nothing truncated: comparable with `forward`.
     processed = of the distribution that was drawn from: after temperature, top_k and top_p."""

@@ -77,6 +77,12 @@ def test_fewer_tokens_than_the_services_minimum_are_accepted() -> None:
     assert operation.params.max_tokens == 1
 
 
+def test_an_empty_list_of_stops_is_as_good_as_none() -> None:
+    operation = read(sample({"stop": []}))
+    assert isinstance(operation, Sample)
+    assert operation.params.stop is None
+
+
 def test_top_p_of_0_keeps_the_likeliest_token() -> None:
     operation = read(sample({"topP": 0}))
     assert isinstance(operation, Sample)

@@ -264,6 +264,12 @@ def test_compiled_kernels_give_what_eager_ones_give(tmp_path: Path) -> None:
             {"model_type": "llama", "rope_parameters": {"rope_type": "dynamic"}},
             "rope type dynamic is none of default",
         ),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope type dynamic is none of default",
+        ),
+        ({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}}, ""),
+        ({"model_type": "llama", "partial_rotary_factor": 0.5}, "a part of each head"),
         ({"model_type": "qwen2", "quantization_config": {"bits": 4}}, "quantization_config"),
         ({"model_type": "llama"}, ""),
     ],

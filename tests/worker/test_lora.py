@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Phi3Config
 from transformers.pytorch_utils import Conv1D
 
 from gristmill_contracts.errors import InvalidRequestError
+from gristmill_testing import tiny_models
 from gristmill_testing.local_runner import Client, datum, load, make_runner
 from gristmill_worker import generic
 from gristmill_worker.adapter import Adapter, fresh_weights, gradient_views, make_adapter
@@ -210,6 +211,29 @@ def test_packed_sequences_do_not_see_each_other(base: BaseModel) -> None:
         changed = base.hidden_packed(other, table)
     assert torch.equal(changed[40:], packed[40:])
     assert not torch.equal(changed[:40], packed[:40])
+
+
+@pytest.mark.parametrize("company", [[60], [60, 9, 9], [9, 60]])
+def test_a_short_datum_beside_a_long_one_keeps_its_own_positions(
+    company: list[int], tmp_path: Path
+) -> None:
+    """A rope that turns otherwise beyond 32 tokens looks at the longest datum of a pass."""
+    size = 64 // 4 // 2
+    config = Phi3Config(
+        **tiny_models._llama_like(), original_max_position_embeddings=32,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10_000.0, "factor": 32.0,
+            "short_factor": [1.0] * size, "long_factor": [8.0] * size,
+            "original_max_position_embeddings": 32,
+        },
+    )  # fmt: skip
+    base = load(tiny_models._build(tmp_path / "m", 0, config))
+    client = Client(make_runner(base, tmp_path / "a"), "u", "")
+    client.open()
+    probe = [(7 * at) % 500 + 5 for at in range(20)]
+    others = [datum([(3 * at) % 500 + 5 for at in range(length)]) for length in company]
+    (alone,) = client.score([datum(probe)])
+    assert client.score([datum(probe), *others])[0] == pytest.approx(alone, abs=1e-5)
 
 
 def test_a_model_whose_tokens_see_those_behind_them_is_refused(

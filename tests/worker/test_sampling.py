@@ -198,6 +198,18 @@ def test_an_end_token_is_returned_last_with_its_logprob(
     assert "<" not in (sequence.text or "")
 
 
+def test_an_empty_list_of_stops_lets_a_sample_run_past_end_tokens(
+    client: Client, llama: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [9, 2, 10, 4, 11]
+    forced(llama, monkeypatch, tokens)
+    (sequence,) = client.sample(stop=[], max_tokens=5).sequences
+    assert (ids(sequence), sequence.stop_reason) == (tokens, "length")
+    assert len(scores(sequence)) == 5
+    (stopped,) = client.sample(stop=["zz"], max_tokens=5).sequences
+    assert (ids(stopped), stopped.stop_reason) == ([9, 2], "stop")
+
+
 @pytest.mark.parametrize(
     ("spelt", "stops", "kept", "text"),
     [

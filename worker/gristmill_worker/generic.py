@@ -199,7 +199,8 @@ def load_generic(
     with torch.no_grad():
         _check_head(base)
         _check_causal(base)
-        base.packed = ours and _packs_exactly(base)
+        lengths_matter = _positions_follow_the_longest(model.config.get_text_config())
+        base.packed = ours and not lengths_matter and _packs_exactly(base)
     return base
 
 
@@ -249,6 +250,15 @@ def _takes_our_attention(folder: Path) -> bool:
     return all(getattr(kind, flag, False) for flag in flags)
 
 
+def _positions_follow_the_longest(config: Any) -> bool:  # Any: transformers is not typed
+    """Whether a pass turns all its tokens by the length of its longest datum: a short one beside it
+    would get other numbers than alone. Equally long datums may still share a pass.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [each for each in rope.values() if isinstance(each, dict)] or [rope]  # or by layer type
+    return any(each.get("rope_type") in {"dynamic", "longrope"} for each in kinds)
+
+
 def _far(left: Tensor, right: Tensor) -> bool:
     scale = right.abs().max().clamp_min(1e-6)
     return bool(((left - right).abs().max() / scale) > CHECK_TOLERANCE)
@@ -271,15 +281,21 @@ def _check_head(base: GenericModel) -> None:
 
 
 def _check_causal(base: GenericModel) -> None:
-    """No token may see those behind it: what 16 tokens give is what they give before others."""
-    tokens = _probe(base, 40)
-    before, alone = base.hidden(tokens[None])[:16].float(), base.hidden(tokens[None, :16]).float()
-    far = (before - alone).abs().amax(dim=1) > CHECK_TOLERANCE * alone.abs().amax().clamp_min(1e-6)
+    """No token may see those behind it: what 16 tokens give is the same before any 16 others."""
+    tokens = _probe(base, 48)
+    one, other = (base.hidden(tokens[None, at])[:16].float() for at in _two_texts(base.device))
+    far = (one - other).abs().amax(dim=1) > CHECK_TOLERANCE * one.abs().amax().clamp_min(1e-6)
     # Most rows, not one: where experts are chosen, a last bit may choose another one.
     if int(far.sum()) > 8:
         raise InvalidRequestError(
             f"{base.facts.architecture} lets tokens see those behind them; choose another base model"
         )
+
+
+def _two_texts(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Indices of two texts of 32 tokens that begin with the same 16."""
+    at = torch.arange(48, device=device)
+    return at[:32], torch.cat((at[:16], at[32:]))
 
 
 def _packs_exactly(base: GenericModel) -> bool:

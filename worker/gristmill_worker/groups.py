@@ -59,6 +59,8 @@ class Group:
     prompt_logprobs: tuple[object, TopK | None] | None = None
     begun: int = 0
     """Rows that were admitted."""
+    alone: bool = False
+    """Whether its prompt runs in a pass of its own: one with others failed."""
     seconds: float = 0.0
     over: bool = False
 
@@ -89,7 +91,8 @@ def new_rows(base: BaseModel, op: Sample) -> list[Row]:
 
 def ending(base: BaseModel, group: Group, row: Row) -> str | None:
     """Why the row ends with its newest token; None if it goes on."""
-    if row.tokens[-1] in base.facts.eos_token_ids:
+    stops_nowhere = group.op.params.stop == []
+    if row.tokens[-1] in base.facts.eos_token_ids and not stops_nowhere:
         return "stop"
     if row.matcher is not None:
         stops = group.op.params.stop or []

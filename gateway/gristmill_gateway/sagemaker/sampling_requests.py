@@ -109,7 +109,7 @@ def _read_params(value: object, path: str, seed: int) -> SamplingParams:
         top_k=read_top_k(found.get("topK", -1), f"{path}.topK"),
         top_p=max(top_p, TOP_P_MIN),
         seed=integer(found.get("seed", seed), f"{path}.seed", 0, limits.SEED_MAX),
-        stop=None if "stop" not in found else read_stop(found["stop"], f"{path}.stop"),
+        stop=read_stop(found.get("stop", []), f"{path}.stop"),
     )
 
 
@@ -120,12 +120,14 @@ def read_top_k(value: object, path: str) -> int:
     return top_k
 
 
-def read_stop(value: object, path: str) -> list[str]:
+def read_stop(value: object, path: str) -> list[str] | None:
+    """None for an empty list: end tokens still end a sample, which the engine's own empty list would deny."""
     items = array(value, path, limits.STOP_STRINGS_MAX)
-    return [
+    found = [
         text(item, f"{path}[{index}]", limits.STOP_STRING_CHARS_MAX, 1)
         for index, item in enumerate(items)
     ]
+    return found or None
 
 
 def _adapter(found: Document, path: str) -> CheckpointRef | None:

@@ -56,12 +56,11 @@ def why_not(config: dict[str, Any]) -> str:
         return f"model type {family} is none of {', '.join(FAMILIES)}"
     if config.get("hidden_act", "silu") != "silu":
         return f"activation {config['hidden_act']} is not silu"
-    rope = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get(
-        "rope_type", "default"
-    )
-    if rope not in ROPE_TYPES:
-        return f"rope type {rope} is none of {', '.join(ROPE_TYPES)}"
-    if (config.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0) != 1.0:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"  # "type" in older configs
+    if kind not in ROPE_TYPES:
+        return f"rope type {kind} is none of {', '.join(ROPE_TYPES)}"
+    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         return "a part of each head has no position"
     odd = [name for name in ("quantization_config", "num_local_experts") if config.get(name)]
     return f"config has {odd[0]}" if odd else ""
