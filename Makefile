@@ -122,16 +122,12 @@ fuzz: setup ## Random requests at every route of the gateway: no 5xx, no hang
 	@$(FUZZ) $(PYTEST) tests/gateway -k fuzz --hypothesis-profile explore $(ARGS)
 
 .PHONY: bench-engine
-bench-engine: setup ## Our worker against plain transformers + PEFT (ARGS="MODEL_FOLDER ...")
+bench-engine: setup ## Training, sampling and start against their floors and peers (ARGS="MODEL_FOLDER --rows train decode-8")
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/engine_vs_peft.py $(ARGS)
 
 .PHONY: soak
 soak: setup ## 10,000 operations at one worker: does its memory grow, does it get slower (ARGS="--operations 500")
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/soak.py $(ARGS)
-
-.PHONY: bench-decode
-bench-decode: setup ## Sampling against transformers + PEFT, and what batch-invariant sampling costs (ARGS="MODEL_FOLDER ...")
-	@PYTHONPATH=tests/support $(BIN)/python benchmarks/engine_decode.py $(ARGS)
 
 .PHONY: bench-overhead
 bench-overhead: setup ## What gateway and meter add to an operation

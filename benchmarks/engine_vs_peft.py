@@ -1,280 +1,338 @@
-"""Tokens a second of our worker against plain transformers + PEFT, on one model, in one run.
+"""The engine's speed and memory against its floors, its peers beside it in the same run, on one model.
 
-    PYTHONPATH=tests/support python benchmarks/engine_vs_peft.py MODEL_FOLDER [--alternations 5]
+    PYTHONPATH=tests/support python benchmarks/engine_vs_peft.py [MODEL_FOLDER] [--rows train decode-1] [--quick]
 
-MODEL_FOLDER is a prepared base model (`gristmill models add` prints it), SmolLM2-135M as a rule.
-Two measures: forward_backward + optim_step on SHAPE random tokens, and sampling. The two sides take
-turns, so that a busy machine hurts them alike; what counts is the ratio of their medians (>= 0.95).
-Ours is a real worker process behind its unix socket: encoding, HTTP and its own checks included.
+MODEL_FOLDER is a prepared base model (`gristmill models add` prints it); without one, random weights in the
+shape of SmolLM2-135M: speed does not depend on what they are. The sides of a row take turns, so that a busy
+machine hurts them alike; what counts is the ratio of their medians. Training is a worker process behind its
+socket, encoding and its own checks included; sampling is the engine's runner in this process.
+
+The decode phase is what 64 new tokens take more than 1 takes, for us and for the peer.
 """
 
 import argparse
-import gc
+import json
 import os
-import random
+import shutil
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
-from gristmill_contracts.operations import (
-    Datum,
-    ForwardBackward,
-    OptimStep,
-    Sample,
-    SampleResult,
-    SamplingParams,
-    tensor,
+from gristmill_testing import engine_bounds as named
+from gristmill_testing.adapters_together import adapters_together
+from gristmill_testing.contenders import Sampler, first_step_s, random_batch, running_trainer
+from gristmill_testing.local_runner import load
+from gristmill_testing.peers import RANK, Batch, Peft, Trl, has_trl
+from gristmill_testing.products import (
+    Products,
+    Shape,
+    instructions,
+    machine_facts,
+    measure_products,
 )
-from gristmill_testing.bare_worker import BareWorker, running_worker
+from gristmill_testing.tiny_models import build_tiny_llama
+from gristmill_testing.turns import OURS, Play, Turn, take_turns, timed
+from gristmill_testing.verdicts import (
+    MEASURED_HEADING,
+    Found,
+    Verdict,
+    as_json,
+    judge,
+    measured_lines,
+    verdict_table,
+)
+from gristmill_worker.fast.model import FastModel
 
-RANK, ALPHA = 16, 32
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-TARGET_RATIO = 0.95
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What both sides are given. Token ids are random: speed does not depend on them."""
-
-    rows: int
-    length: int
-    samples: int
-    new_tokens: int
-    vocabulary: int
-
-    def batch(self, seed: int) -> list[list[int]]:
-        rng = random.Random(seed)
-        return [rng.choices(range(100, self.vocabulary), k=self.length) for _ in range(self.rows)]
-
-    @property
-    def prompt(self) -> list[int]:
-        return self.batch(0)[0][:32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One piece of work by one side. Processor time is what a busy machine distorts least."""
-
-    tokens: int
-    wall_s: float
-    cpu_s: float
+SMOLLM2: dict[str, Any] = {
+    "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048,
+    "tie_word_embeddings": True, "initializer_range": 0.02,
+}  # fmt: skip
+EQUAL = [256] * 4
+RAGGED = [
+    32, 47, 62, 77, 92, 107, 122, 137, 109, 128, 143, 158, 173, 148, 177, 256,
+]  # fmt: skip
+"""16 sequences of 32 to 256, 1,968 tokens."""
+PROMPT, NEW = 128, 64
+PACKAGES = ("torch", "transformers", "peft", "trl")
 
 
-@dataclass(slots=True)
-class Measure:
-    """The turns of both sides."""
+class Bench:
+    """One run: what its rows have in common. Peers are loaded when a row needs them, and kept."""
 
-    name: str
-    ours: list[Turn] = field(default_factory=list)
-    peft: list[Turn] = field(default_factory=list)
+    def __init__(self, model: Path, scratch: Path, given: argparse.Namespace) -> None:
+        self.model, self.scratch, self.given = model, scratch, given
+        self.shape = Shape.of(AutoConfig.from_pretrained(model))
+        self.turns = 1 if given.quick else given.turns
+        self.products: Products | None = None
+        self._kept: dict[tuple[Any, ...], Any] = {}
 
-    @property
-    def ratio(self) -> float:
-        ours, peft = ([turn.tokens / turn.wall_s for turn in side] for side in self.sides)
-        return statistics.median(ours) / statistics.median(peft)
+    def peft(self, dtype: torch.dtype, attention: str = "sdpa", *, compiled: bool = False) -> Peft:
+        key = (Peft, dtype, attention, compiled)
+        if key not in self._kept:
+            self._kept[key] = Peft(self.model, dtype, attention, compiled=compiled)
+        kept: Peft = self._kept[key]
+        return kept
 
-    @property
-    def sides(self) -> tuple[list[Turn], list[Turn]]:
-        return self.ours, self.peft
+    def sampler(self, *, invariant: bool = False) -> Sampler:
+        key = (Sampler, invariant)
+        if key not in self._kept:
+            folder = self.scratch / f"sampler-{invariant}"
+            self._kept[key] = Sampler(self.model, folder, torch.bfloat16, invariant=invariant)
+        kept: Sampler = self._kept[key]
+        return kept
 
-    def rows(self) -> list[str]:
-        by_wall = [[turn.tokens / turn.wall_s for turn in side] for side in self.sides]
-        by_cpu = [[turn.tokens / turn.cpu_s for turn in side] for side in self.sides]
-        return [
-            _row(f"{self.name}, tokens/s", *by_wall),
-            _row("  ... per processor second", *by_cpu),
-        ]
+    def batch(self, lengths: Sequence[int], seed: int) -> list[list[int]]:
+        return random_batch(self.shape.vocabulary, lengths, seed)
+
+    def folder(self) -> Path:
+        """A new one; short, for sockets lie in it."""
+        return Path(tempfile.mkdtemp(dir=self.scratch))
 
 
-def _row(name: str, ours: list[float], peft: list[float]) -> str:
-    cells = [
-        f"{statistics.median(side):9.1f} [{min(side):.1f}..{max(side):.1f}]"
-        for side in (ours, peft)
+Row = Callable[[Bench], Found]
+
+
+def training(
+    bench: Bench, row: str, lengths: Sequence[int], dtype: str, peers: dict[str, Any]
+) -> Found:
+    """`peers`: name -> (who, its work on a batch). Ours is a worker process of this row's own."""
+
+    def play(side: Any, work: Callable[[Batch], int], seed: int) -> tuple[Turn, ...]:
+        return (timed(partial(work, bench.batch(lengths, seed)), side.cpu_s),)
+
+    with running_trainer(
+        bench.folder(), bench.model, dtype=dtype, threads=bench.given.threads
+    ) as ours:
+        sides: dict[str, Play] = {OURS: partial(play, ours, ours.train)}
+        sides |= {name: partial(play, side, work) for name, (side, work) in peers.items()}
+        [measure] = take_turns([named.TRAINING], sides, bench.turns)
+        found = Found(row=row, measures=[measure], figures={named.PEAK_RSS: ours.peak_gb()})
+    if bench.products is not None and len(set(lengths)) == 1:
+        flops = sum(lengths) * bench.shape.training_flops(lengths[0], RANK)
+        took = statistics.median(turn.wall_s for turn in measure.sides[OURS])
+        found.figures[named.TIMES_FLOOR] = took / bench.products.floor_s(flops, dtype)
+    return found
+
+
+def training_equal(bench: Bench, row: str, dtype: str) -> Found:
+    torch_dtype = getattr(torch, dtype)
+    with ExitStack() as stack:
+        peft, eager = bench.peft(torch_dtype), bench.peft(torch_dtype, "eager")
+        peers: dict[str, Any] = {
+            named.PEFT: (peft, peft.train), named.EAGER: (eager, eager.train),
+        }  # fmt: skip
+        if bench.given.compile_peer:
+            quick = bench.peft(torch_dtype, compiled=True)
+            peers[named.COMPILED] = (quick, quick.train)
+        if has_trl():
+            trl = Trl(bench.model, torch_dtype, bench.batch(EQUAL, 1), bench.folder())
+            stack.callback(trl.close)
+            peers[named.TRL] = (trl, trl.train)
+        found = training(bench, row, EQUAL, dtype, peers)
+    if not has_trl():
+        found.notes.append("TRL is not installed: pip install trl")
+    return found
+
+
+def training_ragged(bench: Bench) -> Found:
+    peft = bench.peft(torch.bfloat16)
+    peers = {
+        named.PACKED: (peft, peft.train_packed), named.PADDED: (peft, peft.train_padded),
+    }  # fmt: skip
+    return training(bench, "training ragged bf16", RAGGED, "bfloat16", peers)
+
+
+def training_small(bench: Bench) -> Found:
+    peft = bench.peft(torch.bfloat16)
+    peers = {named.PEFT: (peft, peft.train)}
+    return training(bench, "request of 1x32 tokens", [32], "bfloat16", peers)
+
+
+def decoding(bench: Bench, row: str, requests: int, samples: int, sides: dict[str, Any]) -> Found:
+    """`sides`: name -> whoever samples. Prompts are new in each run, so that no cache holds them."""
+    new_tokens = 8 if bench.given.quick else NEW
+
+    def play(side: Any, seed: int) -> tuple[Turn, ...]:
+        def run(tokens: int, prompts: Batch) -> Turn:
+            return timed(lambda: int(side.sample(prompts, samples, tokens, seed)), side.cpu_s)
+
+        lengths = [PROMPT] * requests
+        whole = run(new_tokens, bench.batch(lengths, 2 * seed))
+        first = run(1, bench.batch(lengths, 2 * seed + 1))
+        return whole - first, whole
+
+    plays = {name: partial(play, side) for name, side in sides.items()}
+    measures = take_turns([named.DECODING, named.END_TO_END], plays, bench.turns)
+    return Found(row=row, measures=measures)
+
+
+def decode(bench: Bench, requests: int) -> Found:
+    sides = {OURS: bench.sampler(), named.PEFT: bench.peft(torch.bfloat16)}
+    return decoding(bench, f"decode B={requests}", requests, 1, sides)
+
+
+def shared_prompt(bench: Bench) -> Found:
+    sides = {OURS: bench.sampler(), named.PEFT: bench.peft(torch.bfloat16)}
+    found = decoding(bench, "32 samples of one prompt", 1, 32, sides)
+    ran = bench.sampler().prompt_tokens_run(bench.batch([PROMPT], 0), 32)
+    found.figures[named.PROMPT_RUNS] = ran / PROMPT
+    return found
+
+
+def invariant_cost(bench: Bench) -> Found:
+    """What equal bits in any batch cost: our usual mode over our batch-invariant one."""
+    sides = {"usual": bench.sampler(), "batch-invariant": bench.sampler(invariant=True)}
+    found = Found(row="batch-invariant sampling")
+    for requests, samples in ((1, 1), (8, 1), (32, 1), (1, 32)):
+        shape = f"{requests} requests of {samples}"
+        for measure in decoding(bench, found.row, requests, samples, sides).measures:
+            measure.name = f"{measure.name}, {shape}"
+            found.measures.append(measure)
+    return found
+
+
+def eight_adapters(bench: Bench) -> Found:
+    base = load(bench.model, torch.bfloat16, "fast")
+    assert isinstance(base, FastModel)
+    measures = [
+        adapters_together(base, named.eight_adapters(length), length, bench.turns)
+        for length in (8, named.ADAPTERS_LENGTH, 128)
     ]
-    ratio = statistics.median(ours) / statistics.median(peft)
-    return f"{name:<42} {cells[0]:<28} {cells[1]:<28} {ratio:.3f}"
+    return Found(row="8 adapters", measures=measures)
 
 
-class Ours:
-    """A worker process; one session."""
-
-    def __init__(self, worker: BareWorker, load: Load) -> None:
-        self._worker, self._load = worker, load
-
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._worker.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def train(self, seed: int) -> int:
-        datums = [
-            Datum(
-                tensor("int64", row),
-                {
-                    "target_tokens": tensor("int64", [*row[1:], row[0]]),
-                    "weights": tensor("float32", [1.0] * len(row)),
-                },
-            )
-            for row in self._load.batch(seed)
-        ]
-        self._worker.execute(ForwardBackward(loss="cross_entropy", loss_config={}, datums=datums))
-        self._worker.execute(
-            OptimStep(
-                learning_rate=1e-4,
-                beta1=0.9,
-                beta2=0.999,
-                eps=1e-8,
-                weight_decay=0.0,
-                grad_clip_norm=0.0,
-                lora_plus_lr_ratio=1.0,
-            )
-        )
-        return self._load.rows * self._load.length
-
-    def sample(self, seed: int) -> int:
-        params = SamplingParams(
-            max_tokens=self._load.new_tokens,
-            temperature=1.0,
-            top_k=-1,
-            top_p=1.0,
-            seed=seed,
-            stop=None,
-        )
-        result = self._worker.execute(
-            Sample(
-                prompt=tensor("int64", self._load.prompt),
-                messages=None,
-                num_samples=self._load.samples,
-                params=params,
-                include_prompt_logprobs=False,
-                topk_prompt_logprobs=0,
-                include_text=False,
-                adapter=None,
-            )
-        )
-        assert isinstance(result, SampleResult)
-        return sum(sequence.tokens.size for sequence in result.sequences)
-
-
-class Peft:
-    """transformers + PEFT as its users write them: no padding here, since all rows are equally long."""
-
-    def __init__(self, model: Any, load: Load) -> None:
-        self._model, self._load = model, load
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.0)
-
-    def cpu_s(self) -> float:
-        return time.process_time()
-
-    def train(self, seed: int) -> int:
-        tokens = torch.tensor(self._load.batch(seed))
-        targets = torch.roll(tokens, -1, dims=1)
-        logits = self._model(input_ids=tokens).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), reduction="sum"
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return tokens.numel()
-
-    def sample(self, seed: int) -> int:
-        torch.manual_seed(seed)
-        prompt = torch.tensor([self._load.prompt])
-        with torch.no_grad():
-            out = self._model.generate(
-                input_ids=prompt,
-                attention_mask=torch.ones_like(prompt),
-                do_sample=True,
-                top_k=0,
-                num_return_sequences=self._load.samples,
-                max_new_tokens=self._load.new_tokens,
-                pad_token_id=0,
-            )
-        # Rows that ended early are padded with id 0, which is no end token of theirs.
-        return int((out[:, prompt.shape[1] :] != 0).sum())
-
-
-def peft_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The base in `dtype`, the adapter in fp32, as PEFT makes it."""
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    config = LoraConfig(
-        r=RANK, lora_alpha=ALPHA, target_modules=TARGETS, lora_dropout=0.0, bias="none"
+def first_step(bench: Bench) -> Found:
+    """Each turn begins with an empty folder for compiled kernels, and starts a second process on the full one."""
+    taken: dict[str, list[float]] = {
+        name: [] for kind in (named.COLD, named.WARM) for name in (kind, f"{kind}, the step alone")
+    }
+    for turn in range(bench.turns):
+        cache = bench.scratch / f"kernels-{turn}"
+        for kind in (named.COLD, named.WARM):
+            whole, alone = first_step_s(
+                bench.folder(), bench.model, bench.batch(EQUAL, turn), dtype="bfloat16",
+                threads=bench.given.threads, compile_cache=cache,
+            )  # fmt: skip
+            taken[kind].append(whole)
+            taken[f"{kind}, the step alone"].append(alone)
+        shutil.rmtree(cache, ignore_errors=True)
+    return Found(
+        row="first step",
+        figures={name: statistics.median(seconds) for name, seconds in taken.items()},
     )
-    return get_peft_model(base, config, autocast_adapter_dtype=True)
 
 
-def one_turn(side: Ours | Peft, work: Callable[[int], int], seed: int) -> Turn:
-    gc.collect()
-    wall_s, cpu_s = time.perf_counter(), side.cpu_s()
-    tokens = work(seed)
-    return Turn(tokens=tokens, wall_s=time.perf_counter() - wall_s, cpu_s=side.cpu_s() - cpu_s)
+ROWS: dict[str, Row] = {
+    "train": lambda bench: training_equal(bench, "training 4x256 bf16", "bfloat16"),
+    "ragged": training_ragged,
+    "fp32": lambda bench: training_equal(bench, "training 4x256 fp32", "float32"),
+    "small": training_small,
+    "decode-1": lambda bench: decode(bench, 1),
+    "decode-8": lambda bench: decode(bench, 8),
+    "decode-32": lambda bench: decode(bench, 32),
+    "shared": shared_prompt,
+    "adapters": eight_adapters,
+    "start": first_step,
+    "invariant": invariant_cost,
+}
 
 
-def measure(ours: Ours, peft: Peft, alternations: int) -> list[Measure]:
-    """One warm-up of everything, then turn and turn about; who begins changes with each turn."""
-    training, sampling = Measure("forward_backward + optim_step"), Measure("sampling")
-    for measured, our_work, peft_work in (
-        (training, ours.train, peft.train),
-        (sampling, ours.sample, peft.sample),
-    ):
-        our_work(1)
-        peft_work(1)
-        for turn in range(alternations):
-            order: list[tuple[list[Turn], Ours | Peft, Callable[[int], int]]]
-            order = [(measured.ours, ours, our_work), (measured.peft, peft, peft_work)]
-            for turns, side, work in order if turn % 2 == 0 else reversed(order):
-                turns.append(one_turn(side, work, seed=2 + turn))
-    return [training, sampling]
+def facts(bench: Bench) -> dict[str, Any]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return machine_facts(bench.products) | {
+        "threads": bench.given.threads, "turns": bench.turns, "model": str(bench.given.model or "random"),
+        "weights": bench.shape.weights, "versions": versions,
+        "mflop_a_token": round(bench.shape.training_flops(EQUAL[0], RANK) / 1e6, 1),
+    }  # fmt: skip
+
+
+def heading(bench: Bench, told: dict[str, Any]) -> list[str]:
+    assert bench.products is not None
+    flops = sum(EQUAL) * bench.shape.training_flops(EQUAL[0], RANK)
+    floors = [bench.products.floor_s(flops, dtype) for dtype in ("bfloat16", "float32")]
+    return [
+        f"{told['processor']}, {' '.join(told['instructions'])}, {told['cores']} cores, "
+        f"{told['threads']} threads, load {told['load']}",
+        ", ".join(f"{name} {each}" for name, each in told["versions"].items()),
+        f"matrix products of the model's shapes: bf16 {told['gemm_bf16_gflops']} GFLOP/s, "
+        f"fp32 {told['gemm_fp32_gflops']}, ratio {told['gemm_bf16_over_fp32']}",
+        f"{told['mflop_a_token']} MFLOP a token: the GEMM floor of 4x256 is {floors[0]:.2f} s in bf16, "
+        f"{floors[1]:.2f} s in fp32",
+    ]
+
+
+def run(bench: Bench, say: Callable[[str], None]) -> tuple[dict[str, Any], list[Verdict]]:
+    """Everything asked for, told as it is found. Returns the JSON and the verdicts."""
+    bench.products = measure_products(bench.shape, turns=bench.turns)
+    told = facts(bench)
+    for line in heading(bench, told):
+        say(line)
+    say(MEASURED_HEADING)
+    found: list[Found] = []
+    for name in bench.given.rows:
+        load = os.getloadavg()[0]
+        each = ROWS[name](bench)
+        each.load = load
+        found.append(each)
+        for line in (*measured_lines(each), f"  load of the machine before: {load:.1f}"):
+            say(line)
+    by_row = {each.row: each for each in found}
+    multiplies = any("bf16" in each for each in instructions())
+    verdicts = [
+        judge(bound, by_row[bound.row], bf16=multiplies, complete=not bench.given.quick)
+        for bound in named.bounds(bench.products.ratio)
+        if bound.row in by_row
+    ]
+    return as_json(told, found, verdicts), verdicts
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", type=Path, help="folder of the prepared base model")
-    parser.add_argument("--alternations", type=int, default=5)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("model", type=Path, nargs="?", help="folder of a prepared base model")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--turns", type=int, default=5, help="of each side, after one to warm up")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rows", type=int, default=4)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--quick", action="store_true", help="one short turn; nothing is judged")
+    parser.add_argument(
+        "--compile-peer",
+        action="store_true",
+        help="PEFT + torch.compile too: 90 s before its first step",
+    )
+    parser.add_argument("--output", choices=["table", "json"], default="table")
     return parser.parse_args()
 
 
 def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
-    model = peft_model(given.model, getattr(torch, given.dtype))
-    load = Load(
-        rows=given.rows,
-        length=given.length,
-        samples=given.samples,
-        new_tokens=given.new_tokens,
-        vocabulary=model.config.vocab_size,
-    )
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running_worker(
-            Path(folder), given.model, dtype=given.dtype, threads=given.threads
-        ) as worker,
-    ):
-        worker.open(rank=RANK, alpha=ALPHA)
-        print(f"fingerprint of the worker: {worker.status().fingerprint}")
-        measures = measure(Ours(worker, load), Peft(model, load), given.alternations)
-        worker.close()
-    print(f"{'median [min..max]':<42} {'Gristmill worker':<28} {'transformers + PEFT':<28} ratio")
-    for measured in measures:
-        print(*measured.rows(), sep="\n")
-    slow = [measured.name for measured in measures if measured.ratio < TARGET_RATIO]
-    print(f"target ratio {TARGET_RATIO}: " + (f"MISSED by {', '.join(slow)}" if slow else "met"))
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        model = given.model or build_tiny_llama(scratch / "model", **SMOLLM2)
+        wants_json = given.output == "json"
+        bench = Bench(model, scratch, given)
+        found, verdicts = run(
+            bench, say=(lambda _: None) if wants_json else partial(print, flush=True)
+        )
+    if wants_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(*verdict_table(verdicts), sep="\n")
+    missed = [f"{each.bound.row} ({each.bound.what})" for each in verdicts if each.missed]
+    print("floors: " + (f"MISSED by {', '.join(missed)}" if missed else "none missed"))
 
 
 if __name__ == "__main__":

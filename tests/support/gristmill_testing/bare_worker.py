@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -140,10 +141,13 @@ class BareWorker:
 
 
 @contextmanager
-def running_worker(folder: Path, model: Path, *, dtype: str, threads: int) -> Iterator[BareWorker]:
+def running_worker(
+    folder: Path, model: Path, *, dtype: str, threads: int,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[BareWorker]:  # fmt: skip
     """A worker process of its own on a prepared model; no session is open yet."""
     path = folder / "worker.sock"
-    environment = {
+    variables = {
         **{name: value for name, value in os.environ.items() if not name.startswith("GRISTMILL_")},
         "GRISTMILL_WORKER_SOCKET": str(path),
         "GRISTMILL_WORKER_MODEL_DIR": str(model),
@@ -151,8 +155,9 @@ def running_worker(folder: Path, model: Path, *, dtype: str, threads: int) -> It
         "GRISTMILL_WORKER_DTYPE": dtype,
         "GRISTMILL_WORKER_THREADS": str(threads),
         "GRISTMILL_WORKER_LOG_LEVEL": "WARNING",
+        **environment,
     }
-    process = subprocess.Popen([sys.executable, "-m", "gristmill_worker"], env=environment)
+    process = subprocess.Popen([sys.executable, "-m", "gristmill_worker"], env=variables)
     try:
         worker = BareWorker(path, folder / "state", process.pid)
         _wait_until_ready(process, worker)

@@ -1,10 +1,19 @@
 """The most bytes that tensors held at once while something ran. Counted, so that no other process changes it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The most that a process had resident since it was started, libraries included."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"process {pid} tells no VmHWM")
 
 
 def peak_bytes(work: Callable[[], Any], device: torch.device) -> int:

@@ -1,6 +1,5 @@
 """Thousands of operations of all kinds at one worker process, and what its memory and speed do meanwhile."""
 
-import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from gristmill_contracts.operations import (
 )
 from gristmill_testing.bare_worker import BareWorker
 from gristmill_testing.local_runner import datum, ref, sample, step
+from gristmill_testing.processor import cpu_s
 
 WINDOW_S = 60.0
 SAVE_EVERY = 100
@@ -80,11 +80,6 @@ class Soak:
 def _rate(inside: Sequence[Reading], clock: str) -> float:
     seconds: float = getattr(inside[-1], clock) - getattr(inside[0], clock)
     return (inside[-1].operations - inside[0].operations) / seconds
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_bytes(pid: int) -> int:
