@@ -15,6 +15,7 @@ from gristmill_contracts.http import ProducerCursor, RegisterProducer
 from gristmill_contracts.units import now_us
 from gristmill_ledger import checks, schema
 from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.decisions import ProducerState
 from gristmill_ledger.events import lock_producer
 from gristmill_ledger.gaps import LOG_LOST, LOG_TRIMMED, record_gap
 from gristmill_ledger.registry import is_registered, session_tenant
@@ -74,23 +75,14 @@ def register_producer(
         registered_us=now_us(),
     )
     state = lock_producer(connection, request.producer)
-    if (state.tenant, state.session) != (request.tenant, request.session):
-        raise ConflictError(
-            f"producer {request.producer} belongs to session {state.session} of {state.tenant}, "
-            f"not {request.session} of {request.tenant}; name another producer"
-        )
-    if request.epoch < state.epoch:
-        raise FencedError(
-            f"producer {request.producer} registers epoch {request.epoch}, but epoch "
-            f"{state.epoch} owns the session; stop"
-        )
-    if request.attempt < state.attempt:
-        raise FencedError(
-            f"attempt {request.attempt} of session {request.session} registers, but attempt "
-            f"{state.attempt} owns the session; stop"
-        )
+    _check_owner(request, state)
     acked_seq = state.acked_seq
     log_lost = acked_seq > request.head_seq
+    if log_lost and (request.epoch, request.attempt) == (state.epoch, state.attempt):
+        # What the owner's log holds only grows: this is an earlier request of its own that comes late.
+        return Registered(
+            cursor=ProducerCursor(producer=request.producer, acked_seq=acked_seq), log_lost=False
+        )
     owned = {"attempt": request.attempt}
     if log_lost:
         _record_loss(connection, request, acked_seq, request.head_seq, LOG_LOST)
@@ -109,6 +101,25 @@ def register_producer(
         cursor=ProducerCursor(producer=request.producer, acked_seq=acked_seq),
         log_lost=log_lost,
     )
+
+
+def _check_owner(request: RegisterProducer, state: ProducerState) -> None:
+    """Raise ConflictError or FencedError where the producer is another's."""
+    if (state.tenant, state.session) != (request.tenant, request.session):
+        raise ConflictError(
+            f"producer {request.producer} belongs to session {state.session} of {state.tenant}, "
+            f"not {request.session} of {request.tenant}; name another producer"
+        )
+    if request.epoch < state.epoch:
+        raise FencedError(
+            f"producer {request.producer} registers epoch {request.epoch}, but epoch "
+            f"{state.epoch} owns the session; stop"
+        )
+    if request.attempt < state.attempt:
+        raise FencedError(
+            f"attempt {request.attempt} of session {request.session} registers, but attempt "
+            f"{state.attempt} owns the session; stop"
+        )
 
 
 def owning_attempt(connection: Connection, uid: str) -> int | None:

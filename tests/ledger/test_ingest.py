@@ -163,6 +163,17 @@ def test_a_lost_log_owns_nothing_and_the_gap_is_recorded_once(database: Database
     assert acked(post(database, [make_event(3)], epoch=1)) == 3
 
 
+def test_a_registration_that_arrives_again_late_is_no_lost_log(database: Database) -> None:
+    register(database, epoch=2)
+    post(database, [make_event(1), make_event(2)], epoch=2)
+    late = register(database, epoch=2, head_seq=0)
+    assert (late.log_lost, late.cursor.acked_seq) == (False, 2)
+    assert stored_rows(database, "usage_gap") == []
+    assert acked(post(database, [make_event(3)], epoch=2)) == 3
+    # Another log that holds less, under a later attempt of the same time, is one.
+    assert register(database, epoch=2, attempt=2, head_seq=0).log_lost
+
+
 def test_a_higher_epoch_must_register_before_it_posts(database: Database) -> None:
     register(database, epoch=1)
     with pytest.raises(NotFoundError, match="register the new log"):
