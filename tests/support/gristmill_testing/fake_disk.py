@@ -133,7 +133,7 @@ class FakeDisk:
             self.before("fsync_dir", path, b"")
             prefix = path + "/"
             here = {n for n in {*self.files, *self.durable_names} if n.startswith(prefix)}
-            for name in here:
+            for name in sorted(here):  # Their order is the same in every process.
                 if name in self.files:
                     self.durable_names[name] = self.files[name]
                 else:

@@ -115,7 +115,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.errors: list[str] = []
         self.broken = False
         """A promise was broken: the run ends before its next step."""
-        self._busy_until: dict[int, float] = {}
+        self._busy_until: dict[Any, float] = {}
+        """By executor, which is kept: another one at the address of a dead one's must not wait for it."""
         self.set_task_factory(SimTask)  # type: ignore[arg-type]
         self.set_exception_handler(self._unexpected)
 
@@ -183,8 +184,8 @@ class SimLoop(asyncio.BaseEventLoop):
         future = self.create_future()
         start = self.now + self.rng.random() * self.disk_s / 2
         if executor is not None:
-            start = max(start, self._busy_until.get(id(executor), 0.0))
-            self._busy_until[id(executor)] = start
+            start = max(start, self._busy_until.get(executor, 0.0))
+            self._busy_until[executor] = start
         self.call_at(start, self._blocking, future, func, args)
         return future
 
