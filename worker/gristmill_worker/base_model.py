@@ -35,11 +35,11 @@ class Cache(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Rows of a decode step that share a cache and an adapter (None: the base alone)."""
+    """Rows of a decode step that share a cache and an adapter (None: the base alone); or a prompt."""
 
     adapter: Adapter | None
     tokens: Tensor
-    """(b,) each row's newest token."""
+    """(b,) each row's newest token; of a prompt, all of them."""
     cache: Any  # Any: a Cache of the model's own kind
 
 
@@ -65,6 +65,8 @@ class BaseModel(ABC):
     used again: the numbers of later ones are the same either way."""
     retries = False
     """Whether a decode step that failed half-way can be run again."""
+    joins = False
+    """Whether whole prompts of several requests gain by running in one pass."""
     invariant = False
     """Whether a row's numbers may not depend on who shares its batch. Set once, after loading."""
     keeper: LayersKept | None = None
@@ -135,6 +137,14 @@ class BaseModel(ABC):
     @abstractmethod
     def prefill(self, tokens: Tensor, cache: Any) -> Tensor:  # Any: a Cache of its own kind
         """(n,) next tokens of a prompt, behind those in `cache` -> (n, h). The adapter is selected."""
+
+    def prefill_each(self, prompts: Sequence[Part]) -> Tensor:
+        """Whole prompts, each with its adapter and an empty cache -> (n, h) of their last tokens."""
+        found = []
+        for prompt in prompts:
+            with self.selected(prompt.adapter):
+                found.append(self.prefill(prompt.tokens, prompt.cache)[-1:])
+        return torch.cat(found)
 
     @abstractmethod
     def begin(self, cache: Any, rows: int) -> Cache:  # Any: a Cache of its own kind

@@ -210,6 +210,12 @@ class Engine:
         disk = HostDisk()
         settings.artifacts_dir.mkdir(parents=True, exist_ok=True)
         self.team.gather("loaded")
+        room = Room(
+            sizes_of(base), budget=settings.token_budget, packed=base.packed,
+            world=self.team.world, available=room_on(base.device),
+            kv_bytes_max=settings.kv_cache_mib * MIB, recomputes=base.keeper is not None,
+            host=on_host,
+        )  # fmt: skip
         return Runner(
             base=base,
             disk=disk,
@@ -220,22 +226,19 @@ class Engine:
             token_budget=settings.token_budget,
             snapshots_kept=settings.snapshots_kept,
             team=self.team,
-            room=Room(
-                sizes_of(base), budget=settings.token_budget, packed=base.packed,
-                world=self.team.world, available=room_on(base.device),
-                kv_bytes_max=settings.kv_cache_mib * MIB, recomputes=base.keeper is not None,
-                host=on_host,
-            ),
-            sampler=new_sampler(base, settings),
-        )  # fmt: skip
+            room=room,
+            sampler=new_sampler(base, settings, room),
+        )
 
 
-def new_sampler(base: BaseModel, settings: WorkerSettings) -> Sampler:
+def new_sampler(base: BaseModel, settings: WorkerSettings, room: Room) -> Sampler:
     capacity = Capacity(
         positions_max=settings.kv_cache_mib * MIB // base.position_bytes,
         adapters_max=settings.adapters_cached,
+        tokens_max=settings.token_budget,
     )
-    return Sampler(base, capacity, Prefixes(base, settings.prefix_cache_mib * MIB))
+    prefixes = Prefixes(base, settings.prefix_cache_mib * MIB)
+    return Sampler(base, capacity, prefixes, holds=room.holds_together)
 
 
 def load_base(settings: WorkerSettings) -> BaseModel:

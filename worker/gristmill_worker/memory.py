@@ -182,6 +182,16 @@ def draw_bytes(s: Sizes, draw: Draw) -> int:
     return copies + prompt + max(prefill, held)
 
 
+def joined_bytes(s: Sizes, prompts: Sequence[int], ranks: Sequence[int]) -> int:
+    """Of one pass over whole prompts of these lengths, for adapters of these ranks, and of what it leaves."""
+    tokens = sum(prompts)
+    runs = [Run(0, length, count) for length, count in Counter(prompts).items()]
+    logits = len(prompts) * s.vocabulary * (2 * WIDE + s.item_bytes)
+    left = tokens * (s.position_bytes + 2 * s.hidden * s.item_bytes)
+    copies = sum(compute_copies(s, rank) for rank in ranks)
+    return copies + left + max(block_bytes(s, tokens, runs), logits)
+
+
 def rows_at_once(s: Sizes, draw: Draw) -> int:
     """Rows that keys and values leave room for; one always runs."""
     free = draw.kv_bytes_max - draw.prompt * s.position_bytes

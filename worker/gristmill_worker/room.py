@@ -1,7 +1,7 @@
 """How much memory is there, and the refusal of an operation that needs more."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -81,6 +81,15 @@ class Room:
             draw = self._draw(op, rank)
             needed = memory.draw_bytes(self.sizes, draw)
             self._compare(needed, lambda _: _draw_less(draw))
+
+    def holds_together(self, prompts: Sequence[int], ranks: Sequence[int]) -> bool:
+        """Whether whole prompts of these lengths may run in one pass, for adapters of these ranks.
+
+        Nothing is refused where they may not: they run one after another.
+        """
+        needed = memory.joined_bytes(self.sizes, prompts, ranks)
+        free = None if needed <= NEVER_REFUSED_BYTES else self.available()
+        return free is None or needed <= free
 
     def _batch(self, op: Forward | ForwardBackward, rank: int) -> Batch:
         return Batch(

@@ -1,5 +1,7 @@
 """How several datums lie in one flat token stream. Apart from attention, so that nobody loads transformers for it."""
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 
@@ -9,3 +11,14 @@ class Run(NamedTuple):
     start: int
     length: int
     segments: int
+
+
+def runs_of(lengths: Sequence[int]) -> tuple[Run, ...]:
+    """Segments of these lengths in this order; neighbours that are equally long make one run."""
+    found: list[Run] = []
+    start = 0
+    for length, equal in groupby(lengths):
+        segments = len(list(equal))
+        found.append(Run(start, length, segments))
+        start += length * segments
+    return tuple(found)

@@ -4,10 +4,13 @@
 which. Knows nothing of operations, metrics or sockets.
 """
 
+import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,12 +18,13 @@ from torch import Tensor
 from gristmill_contracts.operations import SampleResult
 from gristmill_worker import scheduler
 from gristmill_worker.base_model import BaseModel, Cache, Part
-from gristmill_worker.chance import uniform
-from gristmill_worker.choose import distribution, draw, pick
+from gristmill_worker.drawing import choose, score
 from gristmill_worker.groups import Group, Row, ending, result_of
 from gristmill_worker.prefixes import Prefixes
 from gristmill_worker.scheduler import Capacity, Need
 from gristmill_worker.scoring import score_prompt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,17 +38,22 @@ class Cohort:
     """(b,) the token that each got last."""
 
 
+Holds = Callable[[Sequence[int], Sequence[int]], bool]
+"""Whether whole prompts of these lengths, for adapters of these ranks, may run in one pass."""
+
+
 class Sampler:
     """`waiting` by session, oldest first; `first` is the group that begins next, or goes on beginning."""
 
     def __init__(
         self, base: BaseModel, capacity: Capacity, prefixes: Prefixes,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, holds: Holds = lambda _prompts, _ranks: True,
     ) -> None:  # fmt: skip
         self.base = base
         self.capacity = capacity
         self.prefixes = prefixes
         self.clock = clock
+        self.holds = holds
         self.waiting: dict[str, deque[Group]] = {}
         self.first: Group | None = None
         self.cohorts: list[Cohort] = []
@@ -65,6 +74,7 @@ class Sampler:
     def add(self, group: Group) -> None:
         self.waiting.setdefault(group.uid, deque()).append(group)
 
+    @torch.inference_mode()
     def drop(self, uid: str | None, error: Exception) -> None:
         """End the groups of a session (None: all) with this error."""
         for name in [name for name in self.waiting if uid in (None, name)]:
@@ -84,7 +94,7 @@ class Sampler:
 
     @torch.inference_mode()
     def turn(self) -> None:
-        """One block of a prompt, or one decode step. Errors end groups, never the engine."""
+        """One block of a prompt, several short prompts, or one decode step. Errors never end the engine."""
         first = self._first()
         fit = 0 if first is None else scheduler.rows_to_begin(_need(first), self._capacity())
         rows = sum(len(cohort.rows) for cohort in self.cohorts)
@@ -92,6 +102,10 @@ class Sampler:
             waits=fit > 0, rows=rows, blocks_since_step=self.blocks_since_step
         ):
             assert first is not None
+            together = self._together(first, fit)
+            if len(together) > 1:
+                self._begin_together(together)
+                return
             self.blocks_since_step += 1
             self._guarded([first], lambda: self._advance(first, fit))
         elif self.cohorts:
@@ -103,11 +117,16 @@ class Sampler:
         if self.first is None:
             uid = scheduler.next_session(self.waiting, self.last_session)
             if uid is not None:
-                queue = self.waiting[uid]
-                self.first, self.last_session = queue.popleft(), uid
-                if not queue:
-                    del self.waiting[uid]
+                self.first = self._next(uid)
         return self.first
+
+    def _next(self, uid: str) -> Group:
+        """Take a session's oldest group out of the line."""
+        queue = self.waiting[uid]
+        group, self.last_session = queue.popleft(), uid
+        if not queue:
+            del self.waiting[uid]
+        return group
 
     def _capacity(self) -> Capacity:
         """What is held now."""
@@ -137,9 +156,7 @@ class Sampler:
                 self._finish(group, error)
             return
         finally:
-            spent = self.clock() - began
-            for group, share in zip(groups, shares, strict=True):
-                group.seconds += spent * share / sum(shares)
+            _charge(groups, shares, self.clock() - began)
         for group in groups:
             if group.ended and not group.over:
                 self._finish(group, None)
@@ -162,6 +179,81 @@ class Sampler:
         group.done(answer, group.seconds)
 
     # --- prompts ---------------------------------------------------------------------------------
+
+    def _together(self, first: Group, fit: int) -> list[Group]:
+        """The first group, and those behind it in line whose whole prompts may run in the same pass."""
+        found = [first]
+        if not self._joins(first) or fit < len(first.rows):
+            return found
+        held, tokens_max = self._capacity(), self._tokens_together()
+        while (uid := scheduler.next_session(self.waiting, self.last_session)) is not None:
+            held = scheduler.with_begun(held, _need(found[-1]))
+            wanted = [*found, self.waiting[uid][0]]
+            if (
+                not self._joins(wanted[-1])
+                or scheduler.rows_to_begin(_need(wanted[-1]), held) < len(wanted[-1].rows)
+                or sum(len(group.prompt) for group in wanted) > tokens_max
+                or not self._holds(wanted)
+            ):
+                break
+            found.append(self._next(uid))
+        return found
+
+    def _joins(self, group: Group) -> bool:
+        """Whether its prompt is one block that has not run, and nothing but its last token is asked about."""
+        base = self.base
+        fresh = group.cache is None and not group.alone and not group.scores_prompt
+        return base.joins and fresh and (base.block is None or len(group.prompt) <= base.block)
+
+    def _tokens_together(self) -> int:
+        return scheduler.tokens_together(
+            rows=sum(len(cohort.rows) for cohort in self.cohorts),
+            blocks_since_step=self.blocks_since_step,
+            block=self.base.block or self.capacity.tokens_max,
+            budget=self.capacity.tokens_max,
+        )
+
+    def _holds(self, groups: Sequence[Group]) -> bool:
+        ranks = {id(each.adapter): each.adapter.rank for each in groups if each.adapter is not None}
+        return self.holds([len(group.prompt) for group in groups], list(ranks.values()))
+
+    def _begin_together(self, groups: list[Group]) -> None:
+        """Run whole prompts in one pass, then begin all rows of each. Where the pass fails, each runs alone."""
+        tokens = [len(group.prompt) for group in groups]
+        self.blocks_since_step += math.ceil(sum(tokens) / (self.base.block or sum(tokens)))
+        began = self.clock()
+        try:
+            self._prefill_together(groups)
+        except Exception as error:  # noqa: BLE001 - as out of memory: each may fit on its own
+            log.warning("prompts_run_apart", extra={"prompts": len(groups), "error": repr(error)})
+            self._put_back(groups)
+            return
+        finally:
+            _charge(groups, tokens, self.clock() - began)
+        for group in groups:
+            self._guarded([group], partial(self._begin, group, len(group.rows)))
+
+    def _prefill_together(self, groups: Sequence[Group]) -> None:
+        base = self.base
+        prompts = [
+            Part(
+                adapter=group.adapter,
+                tokens=torch.tensor(group.prompt, device=base.device),
+                cache=base.new_cache(len(group.prompt)),
+            )
+            for group in groups
+        ]
+        logits = base.logits(base.prefill_each(prompts))
+        for group, prompt, own in zip(groups, prompts, torch.split(logits, 1), strict=True):
+            group.cache, group.ran, group.logits = prompt.cache, len(group.prompt), own
+
+    def _put_back(self, groups: Sequence[Group]) -> None:
+        """In line again as they were; the first one stays the first."""
+        for group in groups:
+            group.alone = True
+        for group in reversed(groups[1:]):
+            self.waiting.setdefault(group.uid, deque()).appendleft(group)
+        self.last_session = groups[0].uid
 
     def _advance(self, group: Group, fit: int) -> None:
         """Run the next block of the prompt; behind the last one, begin as many rows as fit."""
@@ -205,7 +297,8 @@ class Sampler:
         last = group.begun == len(group.rows)
         cache = self.base.begin(group.cache if last else group.cache.copy(), len(rows))
         if last:
-            self.first, group.cache = None, cache
+            self.first = None if self.first is group else self.first
+            group.cache = cache
         newest = torch.zeros(len(rows), dtype=torch.int64, device=self.base.device)
         cohort = Cohort(group=group, cache=cache, rows=rows, newest=newest)
         self.cohorts.append(cohort)
@@ -258,6 +351,11 @@ class Sampler:
             self._finish(group, None)
 
 
+def _charge(groups: Sequence[Group], shares: Sequence[int], seconds: float) -> None:
+    for group, share in zip(groups, shares, strict=True):
+        group.seconds += seconds * share / sum(shares)
+
+
 def _need(group: Group) -> Need:
     return Need(
         rows=len(group.rows) - group.begun,
@@ -265,44 +363,3 @@ def _need(group: Group) -> Need:
         each=group.length_max,
         adapter=group.owner.adapter,
     )
-
-
-def choose(logits: Tensor, asked: Sequence[tuple[Group, Row]]) -> Tensor:
-    """(B, V) -> (B,) ids. Rows that are drawn alike are drawn together."""
-    alike: dict[tuple[float, int, float], list[int]] = {}
-    for index, (group, _) in enumerate(asked):
-        params = group.op.params
-        alike.setdefault((params.temperature, params.top_k, params.top_p), []).append(index)
-    if len(alike) == 1:
-        return _choose(logits, asked)
-    ids = torch.empty(len(asked), dtype=torch.int64, device=logits.device)
-    for members in alike.values():
-        at = torch.tensor(members, device=logits.device)
-        ids[at] = _choose(logits[at], [asked[index] for index in members])
-    return ids
-
-
-def _choose(logits: Tensor, asked: Sequence[tuple[Group, Row]]) -> Tensor:
-    params = asked[0][0].op.params
-    if params.temperature == 0:
-        return logits.argmax(dim=-1)
-    numbers = [uniform(g.op.params.seed, row.sample, len(row.tokens)) for g, row in asked]
-    draws = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
-    if params.top_k == -1 and params.top_p >= 1.0:
-        return draw(logits, params.temperature, draws)
-    return pick(distribution(logits, params.temperature, params.top_k, params.top_p), draws)
-
-
-def score(logits: Tensor, ids: Tensor, asked: Sequence[tuple[Group, Row]]) -> list[float]:
-    """Log-probabilities of the chosen tokens: the model's own, or those of what they were drawn from."""
-    raw = logits.gather(1, ids[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
-    found: list[float] = raw.tolist()
-    for index, (group, _) in enumerate(asked):
-        params = group.op.params
-        # The greedy choice has no distribution: its own log-probability says more than 0.
-        if params.logprobs == "processed" and params.temperature > 0:
-            weights = distribution(
-                logits[index : index + 1], params.temperature, params.top_k, params.top_p
-            )
-            found[index] = float(weights[0, ids[index]].log())
-    return found

@@ -5,7 +5,7 @@ interrupted, so that one side waits at most for the piece that runs, and for as 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Side = Literal["work", "sampling"]
@@ -55,6 +55,8 @@ class Capacity:
     rows_max: int = ROWS_MAX
     positions_max: int = 2**20
     adapters_max: int = 8
+    tokens_max: int = 2048
+    """Of prompts that run in one pass."""
     rows: int = 0
     positions: int = 0
     adapters: frozenset[str] = frozenset()
@@ -90,6 +92,24 @@ def rows_to_begin(need: Need, capacity: Capacity) -> int:
 def _that_fit(need: Need, capacity: Capacity) -> int:
     free = capacity.positions_max - capacity.positions - need.prompt
     return max(0, min(need.rows, capacity.rows_max - capacity.rows, free // max(1, need.each)))
+
+
+def with_begun(capacity: Capacity, need: Need) -> Capacity:
+    """What is held once all that a group needs is."""
+    return replace(
+        capacity,
+        rows=capacity.rows + need.rows,
+        positions=capacity.positions + need.prompt + need.rows * need.each,
+        adapters=capacity.adapters | ({need.adapter} if need.adapter else set()),
+    )
+
+
+def tokens_together(*, rows: int, blocks_since_step: int, block: int, budget: int) -> int:
+    """Tokens of several prompts that one pass may run: as many as their blocks would one after another.
+
+    Where nobody reads yet, as many as a pass may have at all.
+    """
+    return min(budget, block * (BLOCKS_PER_STEP_MAX - blocks_since_step)) if rows else budget
 
 
 def prefills_now(*, waits: bool, rows: int, blocks_since_step: int) -> bool:

@@ -1,7 +1,7 @@
 """Forward and backward passes of the whole decoder over a flat token stream."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,8 +73,8 @@ class Pass:
     turn: tuple[Tensor, Tensor]
     """Cosines and sines of the tokens' positions."""
     selected: Selected
-    cache: FastCache | None = None
-    """Where the keys and values go; what it holds already comes before the stream's one segment."""
+    caches: tuple[FastCache, ...] = ()
+    """Where the keys and values of each segment go; what a single one holds already comes before it."""
 
 
 @dataclass(slots=True)
@@ -171,10 +171,12 @@ class Decoder:
         self, q: Tensor, key: Tensor, value: Tensor, index: int, this: Pass, saved: Saved | None
     ) -> Tensor:
         window = self.weights.blocks[index].window
-        if this.cache is not None:
-            keys, values = this.cache.put_prompt(index, key, value)
-            if this.cache.prefix_length:
-                return self.attention.behind(q, keys, values, window=window)
+        if this.caches:
+            lengths = lengths_of(this.table)
+            each = zip(this.caches, key.split(lengths), value.split(lengths), strict=True)
+            whole = [cache.put_prompt(index, k, v) for cache, k, v in each]
+            if this.caches[0].prefix_length:
+                return self.attention.behind(q, *whole[0], window=window)
         kept = None if saved is None else saved.attention
         return self.attention.forward(q, key, value, this.table, window=window, kept=kept)
 
@@ -186,10 +188,28 @@ class Decoder:
         cache.prompt_room(count, x)
         positions = torch.arange(start, start + count, device=tokens.device)
         turn = self.rope.at(positions, start + count)
-        this = Pass(table=(Run(0, count, 1),), turn=turn, selected=selected, cache=cache)
+        table = (Run(0, count, 1),)
+        return self._fill(x, Pass(table=table, turn=turn, selected=selected, caches=(cache,)))
+
+    @torch.no_grad()
+    def prefill_each(
+        self,
+        tokens: Tensor,
+        table: tuple[Run, ...],
+        caches: Sequence[FastCache],
+        selected: Selected,
+    ) -> Tensor:
+        """(T,) whole prompts, each a segment with an empty cache of its own -> (T, h)."""
+        x = self.weights.embedding[tokens]
+        for cache, count in zip(caches, lengths_of(table), strict=True):
+            cache.prompt_room(count, x)
+        return self._fill(x, replace(self._pass(table, x.device, selected), caches=tuple(caches)))
+
+    def _fill(self, x: Tensor, this: Pass) -> Tensor:
         for index in range(self.shape.layers):
             x = self._block(x, index, this, None)
-        cache.prefix_length += count
+        for cache, count in zip(this.caches, lengths_of(this.table), strict=True):
+            cache.prefix_length += count
         return self.kernels.rms_forward(x, self.weights.final_norm, self.shape.eps)[0]
 
     @torch.no_grad()
@@ -253,6 +273,11 @@ class Decoder:
             both[:, at] = self.kernels.rms_backward(
                 part, heads[:, at], weight, scale, torch.zeros_like(part)
             )
+
+
+def lengths_of(table: tuple[Run, ...]) -> list[int]:
+    """Of each segment."""
+    return [run.length for run in table for _ in range(run.segments)]
 
 
 def positions_of(table: tuple[Run, ...], device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from gristmill_worker.fast.weights import (
 )
 from gristmill_worker.head import ROWS_MIN, Head
 from gristmill_worker.lora import LayerGradient
-from gristmill_worker.runs import Run
+from gristmill_worker.runs import Run, runs_of
 
 COMPILE_PARAMETERS_MIN: Final = 50_000_000
 """Compiling takes seconds at every start; a smaller model never earns them back."""
@@ -141,6 +142,39 @@ class FastModel(BaseModel):
 
     def prefill(self, tokens: Tensor, cache: FastCache) -> Tensor:
         return self.decoder.prefill(tokens, cache, self.now)
+
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        return not self.invariant
+
+    def prefill_each(self, prompts: Sequence[Part]) -> Tensor:
+        """In one stream, prompts of the same adapter beside each other, equal lengths too."""
+        owners = list({id(each.adapter): None for each in prompts})
+        order = sorted(
+            range(len(prompts)),
+            key=lambda at: (owners.index(id(prompts[at].adapter)), len(prompts[at].tokens)),
+        )
+        placed = [prompts[at] for at in order]
+        lengths = [len(each.tokens) for each in placed]
+        tokens = torch.cat([each.tokens for each in placed])
+        hidden = self.decoder.prefill_each(
+            tokens, runs_of(lengths), [each.cache for each in placed], self._serving(placed)
+        )
+        ends = torch.tensor(lengths).cumsum(0) - 1
+        last = torch.empty_like(ends)
+        last[torch.tensor(order)] = ends
+        return hidden[last.to(hidden.device)]
+
+    def _serving(self, placed: Sequence[Part]) -> Selected:
+        """Who serves which rows of these prompts' stream; those of one adapter lie together."""
+        spans: list[tuple[slice, Selected]] = []
+        start = 0
+        for adapter, members in groupby(placed, key=lambda each: each.adapter):
+            end = start + sum(len(each.tokens) for each in members)
+            own = NOTHING if adapter is None else self._one(adapter, None)
+            spans.append((slice(start, end), own))
+            start = end
+        return spans[0][1] if len(spans) == 1 else Selected(spans=tuple(spans))
 
     def begin(self, cache: FastCache, rows: int) -> FastCache | Slot:
         """A single row moves into a pool, unless it must see nobody else there."""

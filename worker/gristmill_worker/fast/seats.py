@@ -20,14 +20,14 @@ class PoolRows:
     lengths: Tensor
     """(n,) positions that each row has behind it."""
     hidden: dict[int | None, Tensor] = field(default_factory=dict)
-    """By window, (n, W): True before a row's window and behind its newest token."""
+    """By window, (n, room): True before a row's window and behind its newest token."""
 
     def attend(
         self, layer: int, q: Tensor, key: Tensor, value: Tensor, window: int | None
     ) -> Tensor:
         self.pool.put(layer, self.at, self.lengths, key, value)
         if window not in self.hidden:
-            columns = torch.arange(int(self.lengths.max()) + 1, device=q.device)
+            columns = torch.arange(self.pool.room, device=q.device)
             hidden = columns[None] > self.lengths[:, None]
             if window is not None:
                 hidden |= columns[None] <= self.lengths[:, None] - window

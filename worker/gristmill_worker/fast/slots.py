@@ -1,7 +1,8 @@
 """Keys and values of single continuations, each in a slot of a pool, so that one kernel serves many.
 
-A pool's slots all have the same room, a power of two. A row that fills its slot moves to the pool with
-twice the room: a long row never makes the slots of short ones longer.
+A pool's slots all have the same room. A row that fills its slot moves to the pool with the next larger
+one: a long row never makes the slots of short ones longer. A step reads slots as a whole, so that rooms
+are not far apart.
 """
 
 import torch
@@ -12,6 +13,8 @@ from gristmill_worker.fast.shape import Shape
 
 SLOTS_MIN = 4
 """Slots of a new pool."""
+THREE_QUARTERS_FROM = 256
+"""Between this and its half there is a room of three quarters; below, reading less saves nothing."""
 
 
 class Slot:
@@ -85,14 +88,16 @@ class Slots:
         self.values[layer][at, :, lengths] = value
 
     def attend(self, layer: int, q: Tensor, hidden: Tensor) -> Tensor:
-        """q (n, H, D), scaled; hidden (n, W) True where a row sees nothing -> (n, H, D)."""
-        s, (count, width) = self.shape, hidden.shape
-        keys = self.keys[layer][:count, :, :width]
-        grouped = q.view(count, s.kv_heads, s.group, s.head_size)
-        scores = torch.matmul(grouped, keys.transpose(2, 3)).float()
-        scores.masked_fill_(hidden[:, None, None], -torch.inf)
-        p = torch.softmax(scores, -1).to(q.dtype)
-        return torch.matmul(p, self.values[layer][:count, :, :width]).reshape(q.shape)
+        """q (n, H, D), scaled; hidden (n, room) True where a row sees nothing -> (n, H, D).
+
+        Over the whole room: a part of it would be copied before each product, which takes longer.
+        """
+        s, count = self.shape, q.shape[0]
+        keys, values = (each[layer][:count].flatten(0, 1) for each in (self.keys, self.values))
+        grouped = q.view(count * s.kv_heads, s.group, s.head_size)
+        scores = torch.bmm(grouped, keys.transpose(1, 2)).view(count, s.heads, self.room)
+        p = _seen(scores, hidden).view(count * s.kv_heads, s.group, self.room)
+        return torch.bmm(p, values).view(q.shape)
 
 
 class Pools:
@@ -128,8 +133,22 @@ class Pools:
         return [self.by_room[room] for room in sorted(self.by_room) if self.by_room[room].rows]
 
     def _for(self, length: int) -> Slots:
-        room = max(ROOM_MIN, 1 << (length - 1).bit_length())
+        room = room_for(length)
         return self.by_room.setdefault(room, Slots(self.shape, room))
+
+
+def room_for(length: int) -> int:
+    """A power of two; from 129 on, three quarters of it where that is enough."""
+    whole = max(ROOM_MIN, 1 << (length - 1).bit_length())
+    most = whole // 4 * 3
+    return most if length <= most and whole >= THREE_QUARTERS_FROM else whole
+
+
+def _seen(scores: Tensor, hidden: Tensor) -> Tensor:
+    """(n, H, room) and (n, room) -> probabilities of what is not hidden."""
+    wide = scores.float()
+    wide.masked_fill_(hidden[:, None], -torch.inf)
+    return torch.softmax(wide, -1).to(scores.dtype)
 
 
 def _grown(old: Tensor | None, size: tuple[int, ...], like: Tensor) -> Tensor:
