@@ -98,7 +98,7 @@ def _follow(settings: WorkerSettings, team: "Team") -> int:
         team.join(
             backend(settings), start_s=settings.team_start_s, timeout_s=settings.team_timeout_s
         )
-        base = load_base(settings)
+        base = load_base(settings, team)
         team.gather("loaded")
         tell_ready(settings.ready_file)
         follower = Follower(base=base, team=team, token_budget=settings.token_budget, idle=idle)

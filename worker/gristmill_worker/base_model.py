@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -43,6 +43,20 @@ class Part:
     cache: Any  # Any: a Cache of the model's own kind
 
 
+class Shards(Protocol):
+    """The base's weights where each rank of a team holds a part: all of them have to look at once."""
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What is held beside the parts while a pass runs."""
+
+    def together(self, passes: int, *, trains: bool) -> AbstractContextManager[None]:
+        """All ranks enter with the same numbers, and each runs up to `passes` passes inside."""
+
+    def settle(self) -> None:
+        """End what rank 0 ran outside of `together`, whether it came to its end or not."""
+
+
 class LayersKept(Protocol):
     """Decides how much of a training pass stays in memory."""
 
@@ -71,6 +85,8 @@ class BaseModel(ABC):
     """Whether a row's numbers may not depend on who shares its batch. Set once, after loading."""
     keeper: LayersKept | None = None
     """None = every layer keeps all. The generic path has no other way."""
+    shards: Shards | None = None
+    """None = this rank holds the whole base."""
 
     def __init__(
         self,

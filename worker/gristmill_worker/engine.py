@@ -32,6 +32,7 @@ from gristmill_worker.runner import Runner
 from gristmill_worker.sampler import Sampler
 from gristmill_worker.scheduler import Capacity, Shares
 from gristmill_worker.settings import WorkerSettings
+from gristmill_worker.sharding import Sharding, room_beside
 from gristmill_worker.sizes import sizes_of
 from gristmill_worker.stream import TokenStream
 from gristmill_worker.team import Team, TeamLostError
@@ -183,6 +184,8 @@ class Engine:
         else:
             runner.sampler.turn()
             waits = not self.work.empty()
+        if runner.base.shards is not None:
+            runner.base.shards.settle()
         self.shares.ran(side, time.monotonic() - began, other_waits=waits)
         if not (runner.sampler.busy or not self.arrivals.empty()):
             self.shares.sampling_ended()
@@ -206,13 +209,13 @@ class Engine:
 
     def _load(self) -> Runner:
         settings = self.settings
-        base = load_base(settings)
+        base = load_base(settings, self.team)
         disk = HostDisk()
         settings.artifacts_dir.mkdir(parents=True, exist_ok=True)
         self.team.gather("loaded")
         room = Room(
             sizes_of(base), budget=settings.token_budget, packed=base.packed,
-            world=self.team.world, available=room_on(base.device),
+            world=self.team.world, available=room_beside(base),
             kv_bytes_max=settings.kv_cache_mib * MIB, recomputes=base.keeper is not None,
             host=on_host,
         )  # fmt: skip
@@ -241,7 +244,7 @@ def new_sampler(base: BaseModel, settings: WorkerSettings, room: Room) -> Sample
     return Sampler(base, capacity, prefixes, holds=room.holds_together)
 
 
-def load_base(settings: WorkerSettings) -> BaseModel:
+def load_base(settings: WorkerSettings, team: Team) -> BaseModel:
     """Set torch up as the settings say, and load the base model. The same on every rank."""
     torch.set_num_threads(thread_count(settings.threads))
     device = _device(settings.device)
@@ -251,10 +254,11 @@ def load_base(settings: WorkerSettings) -> BaseModel:
         dtype=getattr(torch, settings.dtype),
         device=device,
         path=settings.path,
+        sharding=Sharding(team, device, settings.base_weights, room_on(device)),
     )
     base.invariant = settings.batch_invariant
     if base.path == "fast":
-        base.keeper = Keeper(sizes_of(base), room_on(device))
+        base.keeper = Keeper(sizes_of(base), room_beside(base))
     return base
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gristmill_contracts.errors import GristmillError
 from gristmill_worker.base_model import BaseModel
-from gristmill_worker.orders import Adopt, Finish, Forget, Order, Run, adopted
+from gristmill_worker.orders import Adopt, Finish, Forget, Lend, Order, Run, adopted
 from gristmill_worker.session import Session
 from gristmill_worker.team import Team
 from gristmill_worker.together import SharedOperation, run_shared
@@ -46,6 +46,10 @@ class Follower:
             self.sessions.pop(order.uid, None)
         elif isinstance(order, Run):
             self._run(order)
+        elif isinstance(order, Lend):
+            assert self.base.shards is not None
+            with self.base.shards.together(1, trains=False):
+                pass
 
     def _run(self, order: Run) -> None:
         op = order.call.operation

@@ -27,6 +27,10 @@ class Run(msgspec.Struct, kw_only=True, tag=True):
     call: Execute
 
 
+class Lend(msgspec.Struct, kw_only=True, tag=True):
+    """Gather the sharded base along with one forward pass that rank 0 runs alone."""
+
+
 class Forget(msgspec.Struct, kw_only=True, tag=True):
     """Close the session."""
 
@@ -37,7 +41,7 @@ class Finish(msgspec.Struct, kw_only=True, tag=True):
     """The team is over: end with status 0."""
 
 
-Order = Adopt | Run | Forget | Finish
+Order = Adopt | Run | Lend | Forget | Finish
 
 
 def adoption(session: Session) -> Adopt:

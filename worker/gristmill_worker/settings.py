@@ -32,6 +32,10 @@ class WorkerSettings(BaseSettings):
     """auto = cuda where torch finds one."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Of torch. 0 = the CPUs that the cgroup grants."""
+    base_weights: Literal["auto", "replicated", "sharded"] = "auto"
+    """Of a team of ranks: replicated = each holds the whole base; sharded = each holds an equal part of every
+    layer, and the layers are gathered as they run (fast path only). auto = sharded where a rank's GPU could not
+    hold the whole base and still work. All ranks need the same setting."""
     token_budget: int = Field(default=2048, ge=16, le=1_048_576)
     """Tokens in one forward pass of a training operation, unless a single datum is longer."""
     adapters_cached: int = Field(default=8, ge=1, le=1024)

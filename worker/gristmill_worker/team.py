@@ -80,14 +80,14 @@ class Team:
         if self.alone:
             return
         body = bytearray(msgspec.msgpack.encode(order))
-        with _together():
+        with collective():
             dist.broadcast(torch.tensor([len(body)]), 0, group=self.control)
             dist.broadcast(torch.frombuffer(body, dtype=torch.uint8), 0, group=self.control)
 
     def hear(self) -> Order:
         """Other ranks: the next order, however long it takes."""
         size = torch.zeros(1, dtype=torch.int64)
-        with _together():
+        with collective():
             dist.broadcast(size, 0, group=self.control)
             body = torch.empty(int(size), dtype=torch.uint8)
             dist.broadcast(body, 0, group=self.control)
@@ -97,7 +97,7 @@ class Team:
     def sum(self, value: Tensor) -> Tensor:
         """The sum over all ranks, in place, in a fixed order of summation."""
         if not self.alone:
-            with _together():
+            with collective():
                 dist.all_reduce(value)
         return value
 
@@ -106,7 +106,7 @@ class Team:
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.world
-        with _together():
+        with collective():
             dist.all_gather_object(found, value, group=self.control)
         return found
 
@@ -117,7 +117,8 @@ class Team:
 
 
 @contextlib.contextmanager
-def _together() -> Iterator[None]:
+def collective() -> Iterator[None]:
+    """What fails inside fails because a rank is gone: raises TeamLostError."""
     try:
         yield
     except (RuntimeError, dist.DistError) as error:

@@ -1,6 +1,7 @@
 """forward and forward_backward: datums in, log-probabilities out, the gradient in a scratch buffer."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -133,9 +134,11 @@ def _attempt(
     scratch: Tensor | None,
 ) -> Part:
     """This rank's share. A failure is a value: the other ranks must hear of it."""
-    mine = shares([datum.tokens.size for datum in op.datums], team.world)[team.rank]
+    given = shares([datum.tokens.size for datum in op.datums], team.world)
     try:
-        return _run(base, adapter, dense(op), budget, scratch=scratch, mine=mine)
+        whole = dense(op)
+        with _with_all_ranks(base, whole, budget, given, trains=scratch is not None):
+            return _run(base, adapter, whole, budget, scratch=scratch, mine=given[team.rank])
     except Exception as error:
         if team.alone:
             raise
@@ -143,6 +146,29 @@ def _attempt(
         if type(failure) is GristmillError:
             log.exception("share_crashed", extra={"rank": team.rank})
         return Part(problem=problem_of(failure))
+
+
+def _with_all_ranks(
+    base: BaseModel,
+    op: Forward | ForwardBackward,
+    budget: int,
+    given: list[list[int]],
+    *,
+    trains: bool,
+) -> AbstractContextManager[None]:
+    """Where the base is sharded, a rank with fewer passes than another gathers as often as that one."""
+    if base.shards is None:
+        return nullcontext()
+    passes = max(passes_of(op, mine, budget, packed=base.packed) for mine in given)
+    return base.shards.together(passes, trains=trains)
+
+
+def passes_of(op: Forward | ForwardBackward, mine: list[int], budget: int, *, packed: bool) -> int:
+    """How many passes a rank runs for its share of a request."""
+    lengths = [
+        [op.datums[at].tokens.size for at in members] for members in by_shape(op.datums, mine)
+    ]
+    return sum(len(plan(each, budget, packed=packed)) for each in lengths)
 
 
 def result_of(op: Forward | ForwardBackward, parts: list[Part]) -> ForwardResult:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -21,10 +21,13 @@ from gristmill_worker.fast.decoder import Decoder, DecoderFunction, How, Parts, 
 from gristmill_worker.fast.linear import Factors, Shared, fuse_factors, packing_works
 from gristmill_worker.fast.rope import Rope
 from gristmill_worker.fast.seats import Alone, Mixed
-from gristmill_worker.fast.shape import read_config, shape_of
+from gristmill_worker.fast.shape import Shape, read_config, shape_of
+from gristmill_worker.fast.sharded import ShardedBlocks
 from gristmill_worker.fast.slots import Pools, Slot
 from gristmill_worker.fast.weights import (
     PROJECTIONS,
+    Block,
+    fused_parts,
     layer_names,
     layer_shapes,
     load_weights,
@@ -66,13 +69,16 @@ class FastModel(BaseModel):
             shapes=layer_shapes(shape), why=f"{shape.family} is a Llama-shaped decoder",
         )  # fmt: skip
         self.decoder = decoder
+        self.parts = fused_parts(shape)
+        blocks = decoder.weights.blocks
+        self.shards = blocks if isinstance(blocks, ShardedBlocks) else None
         self.pools = Pools(shape)
         self.now = NOTHING
         self.anchor = torch.zeros((), device=head.weight.device, requires_grad=True)
 
     @property
     def mode(self) -> str:  # type: ignore[override]
-        packed = "packed" if self.decoder.weights.blocks[0].qkv.packed else "plain"
+        packed = "packed" if self.decoder.weights.packed else "plain"
         return f"{self.decoder.kernels.mode}+{packed}"
 
     @contextmanager
@@ -108,10 +114,9 @@ class FastModel(BaseModel):
     def _factors(self, adapter: Adapter) -> list[Factors]:
         if adapter.fused is None:
             views = by_fused_layer(adapter.layout.views(adapter.weights))
-            linears = [each for block in self.decoder.weights.blocks for each in block.linears]
             adapter.fused = [
-                fuse_factors(linear.parts, own, adapter.scale, self.dtype)
-                for linear, own in zip(linears, views, strict=True)
+                fuse_factors(parts, own, adapter.scale, self.dtype)
+                for parts, own in zip(self.parts, views, strict=True)
             ]
         fused: list[Factors] = adapter.fused
         return fused
@@ -274,6 +279,13 @@ def by_fused_layer(views: list[Any]) -> list[Parts]:
     return grouped
 
 
+class Divider(Protocol):
+    """What divides a base's blocks among the ranks of a team, where they want it."""
+
+    def wanted(self, shape: Shape, dtype: torch.dtype) -> bool: ...
+    def blocks(self, blocks: Iterator[Block]) -> ShardedBlocks: ...
+
+
 def load_fast(
     folder: Path,
     facts: ModelFacts,
@@ -281,12 +293,16 @@ def load_fast(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    divider: Divider | None = None,
 ) -> FastModel:
     """Raises InvalidRequestError if a weight is missing."""
     shape = shape_of(read_config(folder))
-    pack = device.type == "cpu" and dtype == torch.bfloat16 and packing_works()
+    divided = divider is not None and divider.wanted(shape, dtype)
+    # What is packed for oneDNN has no rows to divide.
+    pack = not divided and device.type == "cpu" and dtype == torch.bfloat16 and packing_works()
+    hold = divider.blocks if divider is not None and divided else tuple
     try:
-        weights = load_weights(folder, shape, dtype=dtype, device=device, pack=pack)
+        weights = load_weights(folder, shape, dtype=dtype, device=device, pack=pack, hold=hold)
     except KeyError as error:
         raise InvalidRequestError(
             f"{folder} has no weight {error.args[0]}; prepare the model again"

@@ -1,7 +1,8 @@
 """The decoder's weights, read from safetensors and fused: q, k and v into one matrix, gate and up into one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -45,10 +46,12 @@ class Block:
 class Weights:
     embedding: Tensor
     """(V, h)."""
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     final_norm: Tensor
     head: Tensor
     """(V, h); the embedding itself where they are tied."""
+    packed: bool = False
+    """Whether the linear layers are packed for oneDNN."""
 
 
 def layer_names(shape: Shape) -> tuple[str, ...]:
@@ -68,10 +71,23 @@ def layer_shapes(shape: Shape) -> tuple[tuple[int, int], ...]:
     return block * shape.layers
 
 
+def fused_parts(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """Output rows of the projections in every fused layer, in the blocks' order."""
+    rows = (rows for rows, _ in layer_shapes(shape))
+    fused = PROJECTIONS * shape.layers
+    return tuple(tuple(islice(rows, len(members))) for members in fused)
+
+
 def load_weights(
-    folder: Path, shape: Shape, *, dtype: torch.dtype, device: torch.device, pack: bool
+    folder: Path,
+    shape: Shape,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    pack: bool,
+    hold: Callable[[Iterator[Block]], Sequence[Block]] = tuple,
 ) -> Weights:
-    """Raises KeyError with the name of a weight that is not there."""
+    """`hold` takes the blocks one by one. Raises KeyError with the name of a weight that is not there."""
     with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
         names = set(file.keys())
 
@@ -85,9 +101,10 @@ def load_weights(
         head = read("lm_head.weight") if "lm_head.weight" in names and not shape.tied else embedding
         return Weights(
             embedding=embedding,
-            blocks=tuple(_blocks(read, names, shape, pack=pack)),
+            blocks=hold(_blocks(read, names, shape, pack=pack)),
             final_norm=read("model.norm.weight"),
             head=head,
+            packed=pack,
         )
 
 
