@@ -14,12 +14,13 @@ from gristmill_contracts.errors import (
     UnavailableError,
     VolumeFailedError,
 )
-from gristmill_contracts.http import OpenedSession, OpenSession
+from gristmill_contracts.http import Executed, OpenedSession, OpenSession
 from gristmill_contracts.operations import SaveState
 from gristmill_meter.artifacts import Artifacts
 from gristmill_meter.decisions import ReplayStep, replay_step
 from gristmill_meter.ports import ExecuteCall, Worker, WorkerLostError
 from gristmill_meter.pulse import backoff
+from gristmill_meter.records import Record
 from gristmill_meter.session import Session, SessionOverError
 
 logger = logging.getLogger(__name__)
@@ -135,12 +136,22 @@ class WorkerLink:
                 f"the worker holds {opened.applied} operations of session {a.uid}, and the log begins "
                 f"behind {state.executed_before}: both snapshots are gone; restore the worker's folder"
             )
+        elsewhere: list[str] = []
         for index in range(opened.applied + 1, state.executed_count + 1):
-            await self._feed_again(replay_step(state, index))
+            step = replay_step(state, index)
+            if not await self._feed_again(step):
+                elsewhere.append(step.record.fingerprint)
+        if elsewhere:
+            # Not told from the numbers of before: no checksum holds between two fingerprints.
+            fields = {"session": a.uid, "operations": len(elsewhere), "first": elsewhere[0]}
+            logger.warning("replay_approximate", extra=fields | {"now": opened.fingerprint})
         return opened
 
-    async def _feed_again(self, step: ReplayStep) -> None:
-        """Replay one executed operation; its answer is compared and discarded, never billed."""
+    async def _feed_again(self, step: ReplayStep) -> bool:
+        """Replay one executed operation; its answer is compared and discarded, never billed.
+
+        False = it ran on another execution fingerprint than at first: the same numbers but for rounding.
+        """
         session, record = self.session, step.record
         content = SKIPPED
         if record.payload is None:
@@ -167,19 +178,14 @@ class WorkerLink:
         executed = await self.worker.execute(session.state.uid, call)
         session.metrics.replayed.inc()
         if step.skip:
-            return
+            return True
         if executed.error is not None:
             if executed.error.code == ReplayDivergedError.code:
                 raise ReplayDivergedError(executed.error.message)
             raise ReplayFailedError(
                 f"operation {record.number} failed in replay: {executed.error.message}"
             )
-        same_numbers = executed.checksum == record.checksum or record.checksum is None
-        if executed.fingerprint == record.fingerprint and not same_numbers:
-            raise ReplayDivergedError(
-                f"replay of operation {record.number} gave checksum {executed.checksum} where the log "
-                f"has {record.checksum}, on the same execution fingerprint"
-            )
+        return _ran_alike(record, executed)
 
     async def _drop(self) -> None:
         """Have the worker forget its live state, so that the next opening starts from a snapshot."""
@@ -195,3 +201,15 @@ class WorkerLink:
 
     def _fields(self, error: GristmillError) -> dict[str, str]:
         return {"session": self.session.state.uid, "code": error.code, "error": error.message}
+
+
+def _ran_alike(record: Record, executed: Executed) -> bool:
+    """Whether it ran on the execution fingerprint of the log; raises ReplayDivergedError if its numbers differ there."""
+    if executed.fingerprint != record.fingerprint:
+        return False
+    if record.checksum not in {None, executed.checksum}:
+        raise ReplayDivergedError(
+            f"replay of operation {record.number} gave checksum {executed.checksum} where the log has "
+            f"{record.checksum}, both on the execution fingerprint {record.fingerprint}"
+        )
+    return True

@@ -1,6 +1,7 @@
 """The train stream at a meter: order, failures, gaps, saves, and a worker that dies."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -364,6 +365,31 @@ class TestDivergence:
         assert error.code == "replay_diverged"
         await world.settled()
         assert len(world.ledger.events) == 2
+
+    async def test_on_another_fingerprint_the_session_goes_on_and_both_are_told(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await world.train(1, forward_backward())
+        await world.train(2, optim_step())
+        world.worker.replay_noise = 1
+        world.worker.fingerprint = "fake-2"
+        with caplog.at_level(logging.WARNING, "gristmill_meter"):
+            world.worker.kill()
+            assert (await world.train(3, forward())).state == "Completed"
+        told = [each for each in caplog.records if each.message == "replay_approximate"]
+        assert [(each.first, each.now, each.operations) for each in told] == [
+            ("fake-1", "fake-2", 2)
+        ]
+
+    async def test_a_replay_on_the_same_fingerprint_tells_nothing(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await world.train(1, forward_backward())
+        await world.train(2, optim_step())
+        world.worker.kill()
+        assert (await world.train(3, forward())).state == "Completed"
+        assert world.worker.replays
+        assert "replay_approximate" not in caplog.text
 
     async def test_a_worker_ahead_of_the_log_is_rolled_back(self, world: World) -> None:
         await world.train(1, forward_backward())

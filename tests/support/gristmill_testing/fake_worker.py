@@ -83,6 +83,7 @@ class FakeWorker:
     cached_tokens: int = 0
     """Of every stream's prompt: found in the prefix cache."""
     streams_closed: int = 0
+    fingerprint: str = "fake-1"
     replay_noise: int = 0
     on_replay: Callable[[str], None] = lambda op_id: None
     on_snapshot: Callable[[], object] = lambda: None
@@ -100,7 +101,7 @@ class FakeWorker:
             boot_id=f"boot-{self.boot}",
             model="fake",
             ready=True,
-            fingerprint="fake-1",
+            fingerprint=self.fingerprint,
             vocabulary_size=1000,
             context_length=4096,
             sessions={uid: live.state.applied for uid, live in self.sessions.items()},
@@ -121,7 +122,7 @@ class FakeWorker:
             applied=live.state.applied,
             rank=request.rank,
             alpha=request.alpha,
-            fingerprint="fake-1",
+            fingerprint=self.fingerprint,
             boot_id=f"boot-{self.boot}",
             checksum=live.state.checksum,
             opening=self.book.opened(uid),
@@ -333,7 +334,7 @@ class FakeWorker:
             result=result,
             error=error,
             checksum=state.checksum if checksum else None,
-            fingerprint="fake-1",
+            fingerprint=self.fingerprint,
             wall_us=1000,
         )
 
