@@ -13,13 +13,18 @@ from hypothesis import strategies as st
 
 from gristmill_contracts.errors import OperationFailedError
 from gristmill_contracts.operations import (
+    ComputeLogprobs,
+    ComputeLogprobsResult,
     Forward,
     ForwardBackward,
     ForwardResult,
     LoadState,
     OptimStepResult,
+    SampleResult,
     SaveResult,
     SaveState,
+    SaveWeights,
+    tensor,
 )
 from gristmill_testing.bare_worker import BareWorker
 from gristmill_testing.local_runner import (
@@ -55,9 +60,13 @@ def test_every_datum_has_one_rank_and_no_rank_is_needlessly_full(
     assert max(held) - min(held) <= max(lengths, default=0)
 
 
-@pytest.fixture(scope="module")
-def team(tmp_path_factory: pytest.TempPathFactory, llama_dir: Path) -> Iterator[TeamProcesses]:
-    processes = TeamProcesses(tmp_path_factory.mktemp("team"), llama_dir, world=2)
+@pytest.fixture(scope="module", params=["replicated", "sharded"])
+def team(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, llama_dir: Path
+) -> Iterator[TeamProcesses]:
+    """Each rank with the whole base, then with its part of every layer."""
+    folder = tmp_path_factory.mktemp("team")
+    processes = TeamProcesses(folder, llama_dir, world=2, base_weights=request.param)
     processes.start(1)  # rank 0 comes last: the others wait for it
     processes.start(0)
     try:
@@ -170,8 +179,35 @@ def test_a_request_of_one_datum_leaves_the_other_rank_without_work(session: Bare
     session.execute(step())
 
 
-def test_a_sample_needs_no_other_rank(session: BareWorker) -> None:
-    session.execute(sample(max_tokens=4))
+def test_samples_and_scores_of_prompts_are_those_of_one_process(
+    team: TeamProcesses, session: BareWorker, alone: Client
+) -> None:
+    """Rank 0 runs them alone; where the base is sharded, the others gather along."""
+    train(session)
+    session.execute(step(1e-2))
+    saved = session.execute(SaveWeights(location="acme/bucket", merge=False, description=""))
+    assert isinstance(saved, SaveResult)
+    alone.runner.checkpoints.root = team.folder / "artifacts"
+    prompt = list(range(3, 40))
+    for adapter in (None, ref(saved)):
+        asked = sample(
+            prompt, adapter=adapter, num_samples=3, max_tokens=6, include_prompt_logprobs=True
+        )
+        together, single = session.execute(asked), alone.run(asked)
+        assert isinstance(together, SampleResult)
+        assert isinstance(single, SampleResult)
+        assert [each.tokens.tolist() for each in together.sequences] == [
+            each.tokens.tolist() for each in single.sequences
+        ]
+        scored = ComputeLogprobs(prompt=tensor("int64", prompt), topk=0, adapter=adapter)
+        mine, theirs = session.execute(scored), alone.run(scored)
+        assert isinstance(mine, ComputeLogprobsResult)
+        assert isinstance(theirs, ComputeLogprobsResult)
+        assert np.allclose(
+            mine.logprobs.tolist()[1:], theirs.logprobs.tolist()[1:], rtol=0, atol=1e-5
+        )
+    train(session)
+    session.execute(step(0.0))  # the ranks compare their checksums
 
 
 def score(session: BareWorker) -> list[list[float]]:

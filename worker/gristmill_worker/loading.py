@@ -41,7 +41,7 @@ def load_base_model(
         raise InvalidRequestError(f"the fast path does not serve {folder}: {reason}")
     if not reason:
         return load_fast(folder, facts, tokenizer, dtype=dtype, device=device, divider=sharding)
-    if sharding is not None and sharding.choice == "sharded":
+    if sharding is not None and sharding.required:
         raise InvalidRequestError(
             f"the base in {folder} cannot be sharded, as the fast path does not serve it: {reason}; "
             "set GRISTMILL_WORKER_BASE_WEIGHTS to replicated"

@@ -33,12 +33,15 @@ class Sharding:
         self.choice = choice
         self.available = available
 
+    @property
+    def required(self) -> bool:
+        """A rank that is alone has nobody to share with."""
+        return self.choice == "sharded" and not self.team.alone
+
     def wanted(self, shape: Shape, dtype: torch.dtype) -> bool:
-        """The same on every rank. A rank that is alone has nobody to share with."""
-        if self.team.alone or self.choice == "replicated":
-            return False
-        if self.choice == "sharded":
-            return True
+        """The same on every rank."""
+        if self.team.alone or self.choice != "auto":
+            return self.required
         return self.device.type == "cuda" and not all(
             self.team.gather(fits(base_bytes(shape, dtype), self.available()))
         )

@@ -26,6 +26,7 @@ class TeamProcesses:
     folder: Path
     model: Path
     world: int
+    base_weights: str = "auto"
     port: int = field(default_factory=free_port)
     agents: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
@@ -37,6 +38,7 @@ class TeamProcesses:
             "GRISTMILL_WORKER_SOCKET": str(self.folder / "w.sock"),
             "GRISTMILL_WORKER_MODEL_DIR": str(self.model),
             "GRISTMILL_WORKER_ARTIFACTS_DIR": str(self.folder / "artifacts"),
+            "GRISTMILL_WORKER_BASE_WEIGHTS": self.base_weights,
             "GRISTMILL_WORKER_DTYPE": "float32",
             "GRISTMILL_WORKER_DEVICE": "cpu",
             "GRISTMILL_WORKER_THREADS": "1",
