@@ -23,7 +23,7 @@ from gristmill_testing.device_checks import (
 from gristmill_testing.tiny_models import build_tiny_llama
 from gristmill_worker import libraries
 from gristmill_worker.attended import _SdpaFunction, attended
-from gristmill_worker.devices import prepare_device, strictly
+from gristmill_worker.devices import device_of, prepare_device, strictly
 from gristmill_worker.fast import attention, varlen
 from gristmill_worker.runs import Run
 
@@ -210,3 +210,21 @@ def test_a_large_rank_and_one_token_are_no_exceptions(tmp_path: Path) -> None:
     adapter = adapter_of(base, rank=64)
     passes = [one_pass(base, adapter, rows((1,))) for _ in range(2)]
     assert bitwise(passes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "local_rank", "device"),
+    [
+        ("auto", 0, 1, "cpu"),
+        ("auto", 8, 0, "cuda:0"),
+        ("auto", 8, 3, "cuda:3"),
+        ("cuda", 8, 3, "cuda:3"),
+        ("cuda", 1, 3, "cuda:0"),  # each process sees a GPU of its own
+        ("cuda", 0, 0, "cuda"),  # torch says what is missing
+        ("cpu", 8, 3, "cpu"),
+    ],
+)
+def test_ranks_of_one_machine_take_its_gpus_in_their_order(
+    wanted: str, gpus: int, local_rank: int, device: str
+) -> None:
+    assert device_of(wanted, gpus=gpus, local_rank=local_rank) == torch.device(device)

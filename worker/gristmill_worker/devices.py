@@ -9,6 +9,13 @@ from contextlib import contextmanager
 import torch
 
 
+def device_of(wanted: str, *, gpus: int, local_rank: int) -> torch.device:
+    """auto = CUDA where there is a GPU. The ranks of one machine take its GPUs in their order."""
+    if wanted == "cpu" or not gpus:
+        return torch.device("cpu" if wanted == "auto" else wanted)
+    return torch.device("cuda", local_rank % gpus)
+
+
 def prepare_device(device: torch.device) -> None:
     """Deterministic algorithms, no autotuning, full float32. Where torch has none, it warns.
 
@@ -19,6 +26,8 @@ def prepare_device(device: torch.device) -> None:
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     if device.type != "cuda":
         return
+    if device.index is not None:
+        torch.cuda.set_device(device)  # collectives and kernels that are told no other
     from torch._inductor import config  # takes a second to import, and nothing else needs it
 
     config.deterministic = True  # compiled kernels are chosen without timing them

@@ -19,7 +19,7 @@ from gristmill_worker.base_model import BaseModel
 from gristmill_worker.checkpoints import Checkpoints
 from gristmill_worker.counters import WorkerMetrics
 from gristmill_worker.cpu_quota import thread_count
-from gristmill_worker.devices import prepare_device
+from gristmill_worker.devices import device_of, prepare_device
 from gristmill_worker.disk import HostDisk
 from gristmill_worker.fingerprint import fingerprint
 from gristmill_worker.loading import load_base_model
@@ -270,6 +270,5 @@ def backend(settings: WorkerSettings) -> str:
 
 
 def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return device_of(wanted, gpus=gpus, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
