@@ -125,6 +125,10 @@ fuzz: setup ## Random requests at every route of the gateway: no 5xx, no hang
 bench-engine: setup ## Training, sampling and start against their floors and peers (ARGS="MODEL_FOLDER --rows train decode-8")
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/engine_vs_peft.py $(ARGS)
 
+.PHONY: bench-ranks
+bench-ranks: setup ## One process against two ranks, with the whole base and with a part of each layer (ARGS="MODEL_FOLDER")
+	@PYTHONPATH=tests/support $(BIN)/python benchmarks/ranks.py $(ARGS)
+
 .PHONY: soak
 soak: setup ## 10,000 operations at one worker: does its memory grow, does it get slower (ARGS="--operations 500")
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/soak.py $(ARGS)

@@ -27,6 +27,7 @@ class TeamProcesses:
     model: Path
     world: int
     base_weights: str = "auto"
+    dtype: str = "float32"
     port: int = field(default_factory=free_port)
     agents: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
@@ -39,7 +40,7 @@ class TeamProcesses:
             "GRISTMILL_WORKER_MODEL_DIR": str(self.model),
             "GRISTMILL_WORKER_ARTIFACTS_DIR": str(self.folder / "artifacts"),
             "GRISTMILL_WORKER_BASE_WEIGHTS": self.base_weights,
-            "GRISTMILL_WORKER_DTYPE": "float32",
+            "GRISTMILL_WORKER_DTYPE": self.dtype,
             "GRISTMILL_WORKER_DEVICE": "cpu",
             "GRISTMILL_WORKER_THREADS": "1",
             "GRISTMILL_WORKER_READY_FILE": str(self.folder / f"ready-{rank}"),
