@@ -73,7 +73,7 @@ def test_a_mixed_batch_scores_as_the_trainer_does(client: Client) -> None:
 
 
 def test_rows_that_outgrow_their_slots_score_as_the_trainer_does(client: Client) -> None:
-    """Slots have room for 64, 128, 256 positions; rows come to each end at different steps."""
+    """Slots have room for 64, 128, 192, 256 positions; rows come to each end at different steps."""
     prompts = [list(range(20, 20 + length)) for length in (3, 60, 63, 64, 65, 120)]
     asked = [
         ask(client, prompt=prompt, max_tokens=80, top_k=50, seed=len(prompt)) for prompt in prompts

@@ -14,6 +14,8 @@ from gristmill_worker.scheduler import (
     next_session,
     prefills_now,
     rows_to_begin,
+    tokens_together,
+    with_begun,
 )
 
 
@@ -148,6 +150,29 @@ def capacity(rows: int = 1, positions: int = 0, *adapters: str) -> Capacity:
 def test_rows_begin_where_all_of_them_fit(asked: Need, held: Capacity, begin: int) -> None:
     assert rows_to_begin(asked, held) == begin
     assert ROWS_TOGETHER_MIN == 16
+
+
+def test_what_a_group_needs_is_held_once_it_has_begun() -> None:
+    held = with_begun(capacity(2, 20, "a"), need(rows=3, prompt=7, each=5, adapter="b"))
+    assert held == capacity(5, 42, "a", "b")
+    assert with_begun(held, need()) == capacity(6, 62, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks", "budget", "tokens"),
+    [
+        pytest.param(0, 9, 2048, 2048, id="nobody reads: the budget"),
+        pytest.param(5, 0, 2048, 1024, id="what the blocks of one turn have"),
+        pytest.param(5, 3, 2048, 256, id="what is left of them"),
+        pytest.param(5, 0, 300, 300, id="no more than the budget"),
+    ],
+)
+def test_prompts_that_run_together_hold_up_readers_no_longer_than_their_blocks_would(
+    rows: int, blocks: int, budget: int, tokens: int
+) -> None:
+    found = tokens_together(rows=rows, blocks_since_step=blocks, block=256, budget=budget)
+    assert found == tokens
+    assert BLOCKS_PER_STEP_MAX == 4
 
 
 def test_prompts_and_steps_take_turns() -> None:
