@@ -87,9 +87,10 @@ def rounded_first(x: Tensor, low: Tensor, b: Tensor, layer: lora.LoraLinear) -> 
 def test_it_runs_on_the_fast_path_and_gives_what_transformers_gives(
     opened: Callable[[torch.dtype, PathChoice], Client],
 ) -> None:
-    """Log-probabilities and gradient of float32, the largest difference against the largest value.
+    """The largest difference against the largest value, in float32.
 
-    Ten times the bound of the tiny models: rounding adds up over thirty layers.
+    Not the bound of the tiny models: transformers' own gradient is 7e-5 from float64's here, and sums in
+    another order are 2e-4 from it. A path that rounded to bfloat16 anywhere would miss both bounds.
     """
     found = []
     for path in ("auto", "generic"):
@@ -97,8 +98,9 @@ def test_it_runs_on_the_fast_path_and_gives_what_transformers_gives(
         assert client.runner.base.path == {"auto": "fast"}.get(path, path)
         scores = client.train(random_data()).outputs[0]["logprobs"].tolist()
         found.append((torch.tensor(scores), client.session.gradient.clone()))
-    for ours, reference in zip(*found, strict=True):
-        assert float((ours - reference).abs().max() / reference.abs().max()) <= 1e-4
+    (scores, gradient), (their_scores, their_gradient) = found
+    assert float((scores - their_scores).abs().max() / their_scores.abs().max()) <= 1e-4
+    assert float((gradient - their_gradient).abs().max() / their_gradient.abs().max()) <= 2e-3
 
 
 @pytest.mark.parametrize(
