@@ -16,10 +16,12 @@ from gristmill_testing.local_runner import datum, load
 from gristmill_worker import train
 from gristmill_worker.adapter import Adapter, fresh_weights, make_adapter
 from gristmill_worker.base_model import BaseModel
+from gristmill_worker.fast import model
 from gristmill_worker.fast.attention import MATMUL_LENGTH_MAX
 from gristmill_worker.fast.kernels import EAGER, compiled
 from gristmill_worker.fast.linear import Linear, fuse_factors, packing_works
 from gristmill_worker.fast.model import FastModel
+from gristmill_worker.fast.output import PackedHead
 from gristmill_worker.fast.shape import why_not
 from gristmill_worker.team import Team
 
@@ -209,13 +211,27 @@ def test_three_runs_give_the_same_bits(pair: Twins) -> None:
     assert all(torch.equal(run[0], runs[0][0]) for run in runs)
 
 
-@pytest.mark.skipif(not packing_works(), reason="torch has no packed linear layer on this machine")
+PACKED = [
+    pytest.param(
+        dtype, error, id=str(dtype),
+        marks=pytest.mark.skipif(
+            not packing_works(dtype), reason="torch has no packed linear layer on this machine"
+        ),
+    )
+    for dtype, error in ((torch.bfloat16, 2e-2), (torch.float32, TOLERANCE))
+]  # fmt: skip
+"""Dtypes that are packed, and how far the result may be."""
+
+
+@pytest.mark.parametrize(("dtype", "error"), PACKED)
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_packed_layer_gives_what_a_plain_one_gives(biased: bool) -> None:
+def test_a_packed_layer_gives_what_a_plain_one_gives(
+    biased: bool, dtype: torch.dtype, error: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator).bfloat16()
+        return torch.randn(*size, generator=generator).to(dtype)
 
     weight, bias, x, dy = (
         draw(48, 64) * 0.1,
@@ -224,7 +240,7 @@ def test_a_packed_layer_gives_what_a_plain_one_gives(biased: bool) -> None:
         draw(33, 48),
     )
     views = [(draw(4, 64).float(), draw(16, 4).float()) for _ in range(3)]
-    factors = fuse_factors((16, 16, 16), views, 0.5, torch.bfloat16)
+    factors = fuse_factors((16, 16, 16), views, 0.5, dtype)
     found = []
     for pack in (False, True):
         layer = Linear(weight, bias, (16, 16, 16), pack=pack)
@@ -233,7 +249,32 @@ def test_a_packed_layer_gives_what_a_plain_one_gives(biased: bool) -> None:
         dx = layer.backward(dy, low, factors, into, 0.5)
         found.append((y, dx, layer.plain(x), *(part for pair in into for part in pair)))
     for plain, packed in zip(*found, strict=True):
-        assert far(packed.float(), plain.float()) <= 2e-2
+        assert far(packed.float(), plain.float()) <= error
+
+
+@pytest.mark.parametrize("variant", ["llama, biases", "llama, tied"])
+@pytest.mark.skipif(not packing_works(torch.float32), reason="torch packs no float32 here")
+def test_packed_in_float32_the_model_is_still_that_of_the_generic_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    monkeypatch.setattr(model, "packs", lambda _dtype, *, large: not large)
+    twin = twins(build(tmp_path / "m", variant))
+    assert isinstance(twin.fast, FastModel)
+    assert twin.fast.mode == "eager+packed"
+    assert isinstance(twin.fast.head, PackedHead)
+    runs = [trained(twin, (5, 17, 17, 40, 3)) for _ in range(2)]
+    for reference, found in runs:
+        assert far(found[0], reference[0]) <= TOLERANCE
+        assert far(found[1], reference[1]) <= TOLERANCE
+    assert all(torch.equal(*both) for both in zip(runs[0][1], runs[1][1], strict=True))
+
+
+def test_float32_is_packed_where_the_model_is_large() -> None:
+    works = {dtype: packing_works(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    assert model.packs(torch.float32, large=True) == works[torch.float32]
+    assert not model.packs(torch.float32, large=False)
+    assert model.packs(torch.bfloat16, large=False) == works[torch.bfloat16]
+    assert not model.packs(torch.float64, large=True)
 
 
 def test_compiled_kernels_give_what_eager_ones_give(tmp_path: Path) -> None:

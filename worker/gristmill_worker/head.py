@@ -29,7 +29,7 @@ class Head:
 
     def decode_logits(self, hidden: Tensor) -> Tensor:
         """As `logits`, without spare rows: for one token at a time, where they would cost."""
-        z = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
+        z = self.product(hidden).float()
         if self.scale != 1.0:
             z = z * self.scale
         if self.softcap is not None:
@@ -42,7 +42,15 @@ class Head:
             d_logits *= 1 - (logits / self.softcap).square()
         if self.scale != 1.0:
             d_logits *= self.scale
-        return torch.mm(d_logits.to(self.weight.dtype), self.weight)
+        return self.product_back(d_logits.to(self.weight.dtype))
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """(R, h) -> (R, V), both in the base's dtype."""
+        return torch.nn.functional.linear(hidden, self.weight, self.bias)
+
+    def product_back(self, d_product: Tensor) -> Tensor:
+        """(R, V) -> (R, h)."""
+        return torch.mm(d_product, self.weight)
 
 
 def make_head(model: Any) -> Head:

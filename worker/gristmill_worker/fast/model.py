@@ -19,6 +19,7 @@ from gristmill_worker.fast import kernels
 from gristmill_worker.fast.cache import FastCache
 from gristmill_worker.fast.decoder import Decoder, DecoderFunction, How, Parts, Selected
 from gristmill_worker.fast.linear import Factors, Shared, fuse_factors, packing_works
+from gristmill_worker.fast.output import head_of
 from gristmill_worker.fast.rope import Rope
 from gristmill_worker.fast.seats import Alone, Mixed
 from gristmill_worker.fast.shape import Shape, read_config, shape_of
@@ -298,8 +299,9 @@ def load_fast(
     """Raises InvalidRequestError if a weight is missing."""
     shape = shape_of(read_config(folder))
     divided = divider is not None and divider.wanted(shape, dtype)
+    large = sum(rows * columns for rows, columns in layer_shapes(shape)) >= COMPILE_PARAMETERS_MIN
     # What is packed for oneDNN has no rows to divide.
-    pack = not divided and device.type == "cpu" and dtype == torch.bfloat16 and packing_works()
+    pack = not divided and device.type == "cpu" and packs(dtype, large=large)
     hold = divider.blocks if divider is not None and divided else tuple
     try:
         weights = load_weights(folder, shape, dtype=dtype, device=device, pack=pack, hold=hold)
@@ -308,17 +310,17 @@ def load_fast(
             f"{folder} has no weight {error.args[0]}; prepare the model again"
         ) from error
     rope = Rope(AutoConfig.from_pretrained(folder, local_files_only=True), device)
-    large = sum(rows * columns for rows, columns in layer_shapes(shape)) >= COMPILE_PARAMETERS_MIN
     chosen = kernels.compiled() if large else kernels.EAGER
     return FastModel(
         folder=folder, facts=facts, tokenizer=tokenizer,
-        decoder=Decoder(shape, weights, rope, chosen), head=Head(_OutputLayer(weights.head), 1.0, None),
+        decoder=Decoder(shape, weights, rope, chosen),
+        head=head_of(weights.head, pack=pack and dtype == torch.float32),
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _OutputLayer:
-    """What a Head is made from."""
+def packs(dtype: torch.dtype, *, large: bool) -> bool:
+    """Whether weights are packed for oneDNN, which runs float32 at twice MKL's speed on some CPUs.
 
-    weight: Tensor
-    bias: None = None
+    A small model gains nothing from float32 weights that lie in memory twice.
+    """
+    return (large or dtype == torch.bfloat16) and packing_works(dtype)
