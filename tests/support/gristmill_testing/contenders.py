@@ -40,7 +40,9 @@ class Trainer:
         return peak_rss_bytes(self._worker.pid) / 1e9
 
     def train(self, batch: Batch) -> int:
-        """forward_backward and optim_step."""
+        """forward_backward and optim_step, over a new connection: the worker closes one that was idle for
+        as long as a slow peer's turn takes."""
+        self._worker.hang_up()
         op = ForwardBackward(
             loss="cross_entropy", loss_config={}, datums=[datum(row) for row in batch]
         )
@@ -63,6 +65,7 @@ def running_trainer(
     ) as worker:
         worker.open(rank=RANK, alpha=ALPHA)
         yield Trainer(worker)
+        worker.hang_up()
         worker.close()
 
 
