@@ -78,8 +78,10 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     where = f"{request.method} {request.url.path}"
+    as_json = request.url.path in JSON_PATHS
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        response = problem(InvalidRequestError(f"{where} is not a route; another method is"))
+        wrong = InvalidRequestError(f"{where} is not a route; another method is")
+        response = problem(wrong, as_json=as_json)
         response.status_code = error.status_code
         return response
     return problem(NotFoundError(f"{where} is not a route; see gristmill_contracts.http"))
@@ -87,4 +89,5 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     log.error("request_failed", extra={"route": request.url.path}, exc_info=error)
-    return problem(GristmillError(f"the ledger failed ({type(error).__name__}); see its log"))
+    failed = GristmillError(f"the ledger failed ({type(error).__name__}); see its log")
+    return problem(failed, as_json=request.url.path in JSON_PATHS)

@@ -20,7 +20,7 @@ def whole_number(field: str, text: str) -> int:
     """A quantity in a query string."""
     if not (text.isascii() and text.isdecimal()):
         raise InvalidRequestError(f"{field} is {text[:40]!r}; it must be a whole number")
-    return quantity(field, int(text[:20]))
+    return quantity(field, int(text.lstrip("0")[:20] or "0"))
 
 
 def signed(field: str, value: int) -> int:

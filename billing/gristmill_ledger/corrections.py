@@ -75,7 +75,7 @@ def correct(connection: Connection, request: Correct, *, book: str, now_us: int)
     """
     original = _original(connection, request)
     head = lock_head(connection, original.tenant)
-    earlier = _earlier(connection, original)
+    earlier = corrections_of(connection, original)
     left = _left(original, earlier)
     known = next((row for row in earlier if _is_same(row, request, left)), None)
     if known is not None:
@@ -96,7 +96,7 @@ def correct(connection: Connection, request: Correct, *, book: str, now_us: int)
     )
     append_rows(connection, head, [row], now_us)
     settle(connection, original.tenant, [event], now_us, book=book)
-    earlier = _earlier(connection, original)
+    earlier = corrections_of(connection, original)
     return _told(earlier[-1], original, earlier, again=False)
 
 
@@ -118,7 +118,7 @@ def _original(connection: Connection, request: Correct) -> Any:  # Any: a row of
     return row
 
 
-def _earlier(connection: Connection, original: Any) -> list[Any]:  # Any: rows of usage_event
+def corrections_of(connection: Connection, original: Any) -> list[Any]:  # Any: rows of usage_event
     """Corrections of an event, oldest first."""
     query = (
         select(schema.usage_event)

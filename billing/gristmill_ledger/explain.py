@@ -31,6 +31,7 @@ from gristmill_contracts.units import amount_pico
 from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_ledger import schema
 from gristmill_ledger.calendars import iso_text
+from gristmill_ledger.corrections import corrections_of
 from gristmill_ledger.gaps import lost_usage
 from gristmill_ledger.rates import Rate, Rates, load_rates
 from gristmill_ledger.rating import counts_of, is_billed
@@ -48,7 +49,7 @@ FACTS: Final = (
 
 
 def explain_event(connection: Connection, event_id: str, tenant: str | None, book: str) -> Json:
-    """One charge. Raises NotFoundError, or ConflictError where tenants share the id."""
+    """One charge, and its corrections behind it. Raises NotFoundError, ConflictError where tenants share the id."""
     conditions = [_EVENT.event_id == event_id]
     # Event ids are unique in a tenant: each is looked up in its own part of the index.
     tenants = select(schema.tenant_head.c.tenant)
@@ -59,7 +60,8 @@ def explain_event(connection: Connection, event_id: str, tenant: str | None, boo
             f"event {event_id!r} is of {rows[0].tenant!r} and of {rows[1].tenant!r}; name the tenant"
         )
     row = require_found(rows[0] if rows else None, f"usage event {event_id!r}")
-    return _answer(connection, [row], book) | {"next_after": None, "lost": [], "lost_count": 0}
+    rows = [row, *corrections_of(connection, row)]
+    return _answer(connection, rows, book) | {"next_after": None, "lost": [], "lost_count": 0}
 
 
 def explain_session(  # noqa: PLR0917

@@ -107,9 +107,10 @@ def page_limit(text: str | None, *, default: int, most: int) -> int:
     """A page size of 1 to `most`."""
     if text is None:
         return default
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= most):
-        raise InvalidRequestError(f"limit is {text!r}; it must be 1 to {most}")
-    return int(text)
+    limit = checks.whole_number("limit", text)
+    if not 1 <= limit <= most:
+        raise InvalidRequestError(f"limit is {text[:40]!r}; it must be 1 to {most}")
+    return limit
 
 
 def _one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> str | None:
@@ -132,7 +133,7 @@ def read_time(name: str, text: str | None) -> int | None:
     if text is None:
         return None
     if text.isascii() and text.isdecimal():
-        return checks.quantity(name, int(text[:20]))
+        return checks.whole_number(name, text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
@@ -158,7 +159,7 @@ def _with_cursor(query: UsageQuery, cursor: str | None) -> UsageQuery:
     )
     try:
         place = json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, UnicodeDecodeError, RecursionError) as error:
         raise refusal from error
     kinds = [str, *(int if key == "bucket" else str for key in query.keys)]
     if not isinstance(place, list) or [type(part) for part in place] != kinds:

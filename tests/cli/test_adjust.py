@@ -52,6 +52,10 @@ async def test_a_charge_is_adjusted_and_voided_and_explained(
     assert f"corrects:        {EVENT.event_id}" in shown
     assert "ran twice" in shown
     assert "-400,000" in shown
+    charge = await asyncio.to_thread(commands.ok, "explain", EVENT.event_id, *where)
+    assert "corrected by row 2" in charge
+    assert "train -400,000" in charge
+    assert charge.splitlines()[-1].split() == ["with", "these:", "0.360000", "USD"]
     void = await asyncio.to_thread(
         commands.run, "adjust", EVENT.event_id, "--void", "--reason", "never ran", *where
     )

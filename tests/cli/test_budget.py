@@ -72,6 +72,8 @@ async def test_what_is_wrong_is_said_in_one_line(run: Run) -> None:
         (("set", "b", "1", "--unit", "dollars"), "unit"),
         (("set", "b", "1", "--time-zone", "Mars/Olympus"), "time zone"),
         (("set", "b", "1", "--scope-type", "session"), "scope is empty"),
+        (("set", "b", "9" * 30), "more than a budget holds: 9,223,372,036,854,775,807 tokens"),
+        (("set", "b", "9223373", "--unit", "USD"), "holds: 9,223,372.036854775807 USD"),
         (("get", "never"), "there is no budget"),
         (("end", "never"), "there is no budget"),
     ):

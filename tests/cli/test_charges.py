@@ -63,7 +63,7 @@ async def test_explain_shows_a_charge_by_its_event(
     text = await ok(commands, ledger, "explain", event.event_id)
     assert "acme row 2" in text
     assert "AKIA1" in text
-    assert "0.600000  default" in text
+    assert "0.600000  default  *   ever" in text
     assert text.splitlines()[-1].split() == ["cost:", "1.200000", "USD"]
     told = await answer(commands, ledger, "explain", event.event_id)
     assert told["charges"][0]["lines"][0]["amount_pico"] == 2 * 600_000 * 10**6
@@ -188,6 +188,7 @@ def test_a_data_set_that_cannot_be_counted_is_named(
     ("arguments", "message"),
     [
         ((), "nothing to estimate"),
+        (("--prompts", "5"), "--prompt-tokens and --max-tokens"),
         (("--dataset", "none.jsonl"), "cannot be read"),
         (("--train", str(2**63)), "more than a ledger holds"),
     ],

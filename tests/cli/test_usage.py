@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill_cli.commands.usage import exact_decimal, totals
+from gristmill_contracts.session import TrainingSession
+from gristmill_sessions.identity import session_uid
 from gristmill_testing.cli import Commands
 
 BIG = 2**62
@@ -131,6 +133,29 @@ def test_the_question_reaches_the_ledger(commands: Commands) -> None:
             "include_attempts": ["true"],
         }
     ]  # fmt: skip
+
+
+NAMED = """
+apiVersion: gristmill.dev/v1alpha1
+kind: TrainingSession
+metadata: {name: run-1}
+spec: {baseModelRef: {name: tiny}}
+"""
+
+
+def test_a_session_may_be_asked_for_by_its_name(commands: Commands) -> None:
+    commands.ok("apply", "-f", "-", text=NAMED)
+    uid = session_uid(commands.store.get(TrainingSession, "default", "run-1"))
+    with fake_ledger(ROWS[:1]) as (url, asked), commands.pretend_running(url):
+        for name in ("run-1", uid, "another"):
+            commands.ok("usage", "--session", name)
+        commands.ok("usage", "--session", "run-1", "--tenant", "bolt")
+    assert [query["session"] for query in asked] == [[uid], [uid], ["another"], ["run-1"]]
+
+
+def test_no_rows_are_said_in_words(commands: Commands) -> None:
+    with fake_ledger([]) as (url, _), commands.pretend_running(url):
+        assert "no usage is as asked for" in commands.run("usage").stderr
 
 
 def test_what_the_ledger_refuses_is_said_in_its_words(commands: Commands) -> None:

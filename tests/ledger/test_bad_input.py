@@ -18,6 +18,7 @@ from gristmill_contracts.http import Empty, Problem
 from gristmill_contracts.price_book import Price, PriceBook
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger import schema
+from gristmill_ledger.wire import JSON_PATHS
 from gristmill_testing.ledger import (
     LedgerClient,
     make_batch,
@@ -69,7 +70,7 @@ async def refused(
     before = dump(client)
     status, body = await client.call(method, path, message)
     assert 400 <= status < 500, body
-    as_json = path.startswith("/v1/usage?")
+    as_json = path.partition("?")[0] in JSON_PATHS
     problem = (msgspec.json if as_json else msgspec.msgpack).decode(body, type=Problem)
     assert dump(client) == before
     return status, problem
@@ -257,6 +258,9 @@ async def test_a_fenced_epoch_answers_409_fenced(client: LedgerClient) -> None:
         ("GET", "/v1/usage?limit=10001", None, "1 to 10000"),
         ("GET", "/v1/usage?limit=1.5", None, "limit is '1.5'"),
         ("GET", "/v1/usage?limit=%C2%B2", None, "limit is"),
+        ("GET", f"/v1/usage?limit={'0' * 19}1{'9' * 30}", None, "limit is"),
+        ("GET", f"/v1/usage?limit={'9' * 4090}", None, "limit is"),
+        ("GET", f"/v1/usage?cursor={'W1tb' * 1000}", None, "cursor 'W1tb"),
         ("GET", "/v1/usage?include_attempts=yes", None, "true, false"),
         ("GET", "/v1/usage?cursor=abc", None, "cursor 'abc'"),
         ("GET", "/v1/usage?model=", None, "model is empty"),

@@ -17,7 +17,7 @@ from gristmill_ledger.budgets.views import view_budget
 from gristmill_ledger.chain.pages import chain_heads, walk_page
 from gristmill_ledger.corrections import Correct, Corrected, check_correction, correct
 from gristmill_ledger.database import Database
-from gristmill_ledger.explain import explain_session
+from gristmill_ledger.explain import explain_event, explain_session
 from gristmill_ledger.prices import put_price_book
 from gristmill_ledger.reconcile.compare import Session, judge
 from gristmill_ledger.reconcile.sources import stored_of
@@ -163,6 +163,14 @@ def test_explain_shows_the_charge_and_its_corrections(stored: Database) -> None:
     charge, _, correction = answer["charges"]
     assert (charge["amount_pico"], correction["amount_pico"]) == (45, -12)
     assert (correction["corrects"], correction["reason"]) == (EVENT.event_id, "ann: a test")
+    assert answer["total_pico"] == 33
+
+
+def test_explain_of_the_charge_alone_shows_its_corrections_too(stored: Database) -> None:
+    decide(stored, delta=Counts(prefill=-4))
+    answer = stored.read_now(lambda c: explain_event(c, EVENT.event_id, None, "default"))
+    assert [each["kind"] for each in answer["charges"]] == ["usage", "adjustment"]
+    assert [each["amount_pico"] for each in answer["charges"]] == [45, -12]
     assert answer["total_pico"] == 33
 
 

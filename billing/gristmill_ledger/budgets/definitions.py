@@ -183,7 +183,8 @@ def _check_posted(connection: Connection, budget: str, put: PutBudget, now_us: i
     if put.below_posted == "refuse" and put.limit < used and put.limit < known.limit:
         raise ConflictError(
             f"budget {budget} has {show(known.unit, used)} posted in this period, more than the new limit "
-            f"of {show(known.unit, put.limit)}; set at least that, or say that it is to block"
+            f"of {show(known.unit, put.limit)}; set at least that, or say that it "
+            "is to block (`--block`)"
         )
 
 

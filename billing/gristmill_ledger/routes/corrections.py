@@ -70,6 +70,6 @@ def _request(given: dict[str, str], service: str) -> Correct:
 def _signed(name: str, text: str) -> int:
     if not _SIGNED.fullmatch(text):
         raise InvalidRequestError(
-            f"{name} is {text[:40]!r}; it must be a whole number, as +5 or -5"
+            f"{name} is {text[:40]!r}; it must be a whole number of at most 20 digits, as +5 or -5"
         )
     return int(text)

@@ -112,7 +112,7 @@ def _operation(stream: str, number: str) -> tuple[Stream, int]:
             f"{stream[:40]}/{number[:40]} names no operation; use train/7 or log/7"
         )
     which: Stream = "train" if stream == "train" else "log"
-    return which, checks.quantity("number", int(number[:20]))
+    return which, checks.whole_number("number", number)
 
 
 # --- meters --------------------------------------------------------------------------------------

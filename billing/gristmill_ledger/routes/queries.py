@@ -30,7 +30,7 @@ async def events(request: Request) -> Response:
     given = read_parameters(request, ("session", "tenant", "after", "limit"))
     if "session" not in given:
         raise InvalidRequestError("parameter 'session' is missing; events are listed by session")
-    after = _number("after", given.get("after", "0"))
+    after = checks.whole_number("after", given.get("after", "0"))
     limit = page_limit(given.get("limit"), default=1000, most=limits.USAGE_PAGE_MAX)
     return answer(
         await ledger.database.read(
@@ -45,7 +45,7 @@ async def events(request: Request) -> Response:
 async def heartbeats(request: Request) -> Response:
     ledger: Ledger = request.app.state.ledger
     given = read_parameters(request, ("after", "wait_s"))
-    after = _number("after", given.get("after", "0"))
+    after = checks.whole_number("after", given.get("after", "0"))
     return answer(await ledger.await_heartbeats(after, _wait_s(given.get("wait_s", "0"))))
 
 
@@ -70,12 +70,6 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     ledger: Ledger = request.app.state.ledger
     return Response(await ledger.metrics_text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise InvalidRequestError(f"{name} is {text[:40]!r}; it must be a whole number")
-    return checks.quantity(name, int(text[:20]))
 
 
 def _wait_s(text: str) -> float:

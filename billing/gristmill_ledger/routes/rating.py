@@ -47,7 +47,7 @@ async def explain(request: Request) -> Response:
     if "event" in given:
         found = await ledger.database.read(lambda c: explain_event(c, given["event"], tenant, book))
         return answer_json(found)
-    after = whole_number("after", given.get("after", "0"))
+    after = checks.whole_number("after", given.get("after", "0"))
     limit = page_limit(given.get("limit"), default=1000, most=limits.EXPLAIN_PAGE_MAX)
     found = await ledger.database.read(
         lambda c: explain_session(c, given["session"], tenant, after, limit, book)
@@ -61,7 +61,9 @@ async def estimated(request: Request) -> Response:
     given = read_parameters(request, ("model", "price_book", "at", *TOKEN_TYPES))
     if "model" not in given:
         raise InvalidRequestError("parameter 'model' is missing; prices are of a model")
-    counts = Counts(**{name: whole_number(name, given.get(name, "0")) for name in TOKEN_TYPES})
+    counts = Counts(
+        **{name: checks.whole_number(name, given.get(name, "0")) for name in TOKEN_TYPES}
+    )
     at_us = read_time("at", given.get("at"))
     found = await ledger.database.read(
         lambda c: estimate(
@@ -90,7 +92,7 @@ async def rerate(request: Request) -> Response:
         raise ForbiddenError(f"the {by} may not rate usage again; use `gristmill rerate`")
     wanted = _request(given, by)
     check_rerate(wanted)
-    run = whole_number("run", given["run"]) if "run" in given else None
+    run = checks.whole_number("run", given["run"]) if "run" in given else None
     if run is not None:
         await ledger.database.read(partial(check_run, number=run))
     dry = _flag("dry_run", given.get("dry_run", "false"))
@@ -164,9 +166,3 @@ def _flag(name: str, text: str) -> bool:
     if text not in ("true", "false"):
         raise InvalidRequestError(f"{name} is {text[:40]!r}; it must be true or false")
     return text == "true"
-
-
-def whole_number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise InvalidRequestError(f"{name} is {text[:40]!r}; it must be a whole number")
-    return checks.quantity(name, int(text[:20]))

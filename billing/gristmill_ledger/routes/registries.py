@@ -138,4 +138,4 @@ def _check_version(tenant: str, group: str, version: str) -> int:
     _check_path(tenant=tenant, group=group)
     if not (version.isascii() and version.isdecimal()):
         raise InvalidRequestError(f"version {version[:40]!r} is not a number; versions begin at 1")
-    return checks.quantity("version", int(version[:20]))
+    return checks.whole_number("version", version)

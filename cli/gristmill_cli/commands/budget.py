@@ -12,6 +12,7 @@ from gristmill_cli.cluster.budgets import BudgetClient
 from gristmill_cli.cluster.ledger import ledger_access
 from gristmill_cli.errors import CommandError
 from gristmill_cli.local.instance import require_instance
+from gristmill_cli.local.session_names import uid_of
 from gristmill_cli.options import (
     DEFAULT_TENANT,
     ClusterKeyFile,
@@ -22,6 +23,7 @@ from gristmill_cli.options import (
     find_layout,
 )
 from gristmill_cli.output import Output, print_data, print_table, reports_errors, say
+from gristmill_contracts import limits
 from gristmill_contracts.budgets import TOKENS, BudgetView, Decide, PutBudget, SuspenseView
 from gristmill_contracts.errors import NotFoundError
 from gristmill_contracts.resources import format_time
@@ -117,7 +119,8 @@ def set_(
         Scope | None, typer.Option("--scope-type", help="Whose usage; default: the tenant's.")
     ] = None,
     scope: Annotated[
-        str, typer.Option(help="Name of the project, uid of the session or id of the key.")
+        str,
+        typer.Option(help="Name of the project, uid (or name) of the session, or id of the key."),
     ] = "",
     unit: Annotated[
         str, typer.Option(help="tokens, or a currency such as USD; default: tokens.")
@@ -133,7 +136,9 @@ def set_(
     ] = "",
     threshold: Annotated[
         list[int] | None,
-        typer.Option(help="Percent of the limit to be told of; default: 50, 80 and 100."),
+        typer.Option(
+            min=1, max=100, help="Percent of the limit to be told of; default: 50, 80 and 100."
+        ),
     ] = None,
     block: Annotated[
         bool,
@@ -146,6 +151,8 @@ def set_(
     known = _known(client, tenant, name)
     unit = unit or (known.unit if known else TOKENS)
     kind = scope_type.value if scope_type else (known.scope_type if known else "tenant")
+    if kind == "session":
+        scope = uid_of(data_dir, ledger_url, tenant, scope)
     put = PutBudget(
         scope_type=kind,
         scope=scope or (known.scope if known else (tenant if kind == "tenant" else "")),
@@ -254,6 +261,9 @@ def _amount(text: str, unit: str) -> int:
         raise CommandError(
             f"limit {text!r} is below 0; the least is 0, which lets nothing be spent"
         )
+    if amount > limits.QUANTITY_MAX:
+        most = show(unit, limits.QUANTITY_MAX)
+        raise CommandError(f"limit {text[:40]!r} is more than a budget holds: {most} {unit}")
     return amount
 
 

@@ -9,17 +9,11 @@ from gristmill_cli.cluster.ledger_json import Json, ask_json
 from gristmill_cli.commands.usage import exact_decimal
 from gristmill_cli.errors import CommandError
 from gristmill_cli.local.instance import require_instance
-from gristmill_cli.options import (
-    ClusterKeyFile,
-    DataDir,
-    LedgerUrl,
-    find_layout,
-    open_store,
-)
+from gristmill_cli.local.session_names import uid_of
+from gristmill_cli.options import ClusterKeyFile, DataDir, LedgerUrl, find_layout
 from gristmill_cli.output import Output, print_data, print_table, reports_errors, say
 from gristmill_contracts.errors import NotFoundError
-from gristmill_contracts.session import TrainingSession
-from gristmill_sessions.identity import session_uid
+from gristmill_contracts.resources import format_time
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Format of the answer.")]
 HASH_SHOWN: Final = 12
@@ -45,21 +39,12 @@ def explain(
     try:
         answer = ask_json(access, "/v1/explain", named | {"event": target})
     except NotFoundError:
-        uid = target if ledger_url else _uid_of(data_dir, tenant, target)
+        uid = uid_of(data_dir, ledger_url, tenant, target)
         answer = _session(access, named, uid)
     if output is not Output.TABLE:
         print_data(answer, output)
         return
-    _print_charges(answer)
-
-
-def _uid_of(data_dir: Any, tenant: str, name: str) -> str:  # Any: DataDir
-    """The uid of a session that is named as it is here; else the name itself."""
-    for session in open_store(find_layout(data_dir)).list(TrainingSession):
-        mine = not tenant or session.metadata.namespace == tenant
-        if mine and session.metadata.name == name:
-            return session_uid(session)
-    return name
+    _print_charges(answer, target)
 
 
 def _session(access: LedgerAccess, named: dict[str, str], uid: str) -> Json:
@@ -83,12 +68,14 @@ def _session(access: LedgerAccess, named: dict[str, str], uid: str) -> Json:
     }
 
 
-def _print_charges(answer: Json) -> None:
+def _print_charges(answer: Json, target: str) -> None:
     if not answer["charges"]:
         say("no charges: the session has run nothing that was posted yet")
         return
-    if len(answer["charges"]) == 1:
-        _print_charge(answer["charges"][0])
+    first, *others = answer["charges"]
+    if not others or first["event_id"] == target:
+        _print_charge(first)
+        _print_corrections(others, answer)
         return
     rows = [
         [each["chain"]["seq"], each["op_start"], f"{each['stream']}/{each['number']}",
@@ -125,8 +112,8 @@ def _print_charge(charge: Json) -> None:
         typer.echo(f"{name + ':':<17}{value}")
     rows = [_line(each) for each in charge["lines"]]
     if rows:
-        columns = ["TOKEN_TYPE", "TOKENS", "PRICE/1M", "BOOK", "OF", "FROM_US", "COST"]
-        print_table(columns, rows, numbers=["TOKENS", "PRICE/1M", "FROM_US", "COST"])
+        columns = ["TOKEN_TYPE", "TOKENS", "PRICE/1M", "BOOK", "OF", "FROM", "COST"]
+        print_table(columns, rows, numbers=["TOKENS", "PRICE/1M", "COST"])
     for each in charge["ratings"]:
         if each["run"]:
             pico = each["amount_pico"]
@@ -134,6 +121,18 @@ def _print_charge(charge: Json) -> None:
             typer.echo(f"rated again by run {each['run']} ({each['reason']}): {amount}")
     total = "unknown" if charge["amount"] is None else charge["amount"]
     typer.echo(f"{'cost:':<17}{total} {charge['currency'] or ''}".rstrip())
+
+
+def _print_corrections(corrections: list[Json], answer: Json) -> None:
+    """Of the one charge that was asked for, and what is left of it with them."""
+    for each in corrections:
+        tokens = [f"{name} {count:+,}" for name, count in (each["tokens"] or {}).items() if count]
+        amount = "unknown" if each["amount"] is None else each["amount"]
+        typer.echo(f"corrected by row {each['chain']['seq']}, {each['event_id']}: {', '.join(tokens)} "
+                   f"({each['reason']}): {amount}")  # fmt: skip
+    if corrections:
+        total = "unknown" if answer["total"] is None else answer["total"]
+        typer.echo(f"{'with these:':<17}{total} {answer['currency'] or ''}".rstrip())
 
 
 def _correction(charge: Json) -> list[tuple[str, str]]:
@@ -149,8 +148,18 @@ def _line(line: Json) -> list[Any]:
     per_million = exact_decimal(price["micros_per_mtok"] * 10**6)
     return [
         line["token_type"], f"{line['tokens']:,}", per_million, price["book"], price["model"],
-        price["effective_from_us"], exact_decimal(line["amount_pico"]),
+        _since(price["effective_from_us"]), exact_decimal(line["amount_pico"]),
     ]  # fmt: skip
+
+
+def _since(from_us: int) -> str:
+    """When a price began; as it is stored where that is beyond a calendar's years."""
+    if not from_us:
+        return "ever"
+    try:
+        return format_time(from_us)
+    except (ValueError, OverflowError):
+        return str(from_us)
 
 
 def _cells(charge: Json) -> list[str]:

@@ -75,6 +75,10 @@ def estimate(
         add_dataset(
             plan, count_dataset(dataset, tokenizer), epochs=epochs, steps=steps, batch=batch
         )
+    if prompts and not (prompt_tokens or max_tokens):
+        raise CommandError(
+            f"{prompts} prompts without tokens use nothing: say how long with --prompt-tokens and --max-tokens"
+        )
     if prompts:
         add_sampling(
             plan,

@@ -9,6 +9,7 @@ import typer
 from gristmill_cli.cluster.ledger import LedgerAccess, ledger_access
 from gristmill_cli.cluster.ledger_json import Json, ask_json
 from gristmill_cli.local.instance import require_instance
+from gristmill_cli.local.session_names import uid_of
 from gristmill_cli.options import (
     ClusterKeyFile,
     DataDir,
@@ -26,7 +27,7 @@ app = typer.Typer(
 DIFFERENCES_EXIT: Final = 2
 """Exit code where differences are open: they are no failure of the command."""
 OfTenant = Annotated[str, typer.Option("--tenant", "-t", help="Only of this tenant.")]
-OfSession = Annotated[str, typer.Option(help="Only of the session with this uid.")]
+OfSession = Annotated[str, typer.Option(help="Only of the session with this uid or name.")]
 
 
 @app.callback()
@@ -45,6 +46,7 @@ def reconcile(
     if context.invoked_subcommand is not None:
         return
     access = _access(data_dir, ledger_url, cluster_key_file)
+    session = uid_of(data_dir, ledger_url, tenant, session)
     answer = ask_json(access, "/v1/reconcile", _scope(tenant, session), method="POST")
     answer["differences"] = _rest(access, tenant, session, answer, everything=False)
     if output is not Output.TABLE:
@@ -75,12 +77,15 @@ def list_(
 ) -> None:
     """List the differences on record."""
     access = _access(data_dir, ledger_url, cluster_key_file)
+    session = uid_of(data_dir, ledger_url, tenant, session)
     first = _page(access, tenant, session, "", everything=everything)
     found = _rest(access, tenant, session, first, everything=everything)
     if output is not Output.TABLE:
         print_data(found, output)
         return
     _print(found)
+    if not found:
+        say("no difference is on record" if everything else "no difference is open")
 
 
 @app.command()

@@ -11,8 +11,9 @@ import typer
 from gristmill_cli.cluster.ledger import LedgerAccess, ledger_access
 from gristmill_cli.cluster.ledger_json import Json, ask_json
 from gristmill_cli.local.instance import require_instance
+from gristmill_cli.local.session_names import uid_of
 from gristmill_cli.options import ClusterKeyFile, DataDir, LedgerUrl, find_layout
-from gristmill_cli.output import print_table, reports_errors
+from gristmill_cli.output import print_table, reports_errors, say
 from gristmill_contracts.units import PICO_PER_UNIT
 from gristmill_contracts.usage import TOKEN_TYPES
 
@@ -35,7 +36,7 @@ def usage(
     cluster_key_file: ClusterKeyFile = None,
     tenant: Annotated[str, typer.Option("--tenant", "-t", help="Only of this tenant.")] = "",
     project: Annotated[str, typer.Option(help="Only of this project.")] = "",
-    session: Annotated[str, typer.Option(help="Only of the session with this uid.")] = "",
+    session: Annotated[str, typer.Option(help="Only of the session with this uid or name.")] = "",
     key: Annotated[str, typer.Option(help="Only with this access key, named by its id.")] = "",
     model: Annotated[str, typer.Option(help="Only of this base model.")] = "",
     operation: Annotated[str, typer.Option(help="Only of this kind of operation.")] = "",
@@ -65,7 +66,7 @@ def usage(
     parameters = {
         "tenant": tenant,
         "project": project,
-        "session": session,
+        "session": uid_of(data_dir, ledger_url, tenant, session),
         "key": key,
         "model": model,
         "operation": operation,
@@ -147,6 +148,8 @@ def _print_table(answer: Json, keys: list[str]) -> None:
     if keys and len(rows) > 1:
         rows.append(["TOTAL", *[""] * (len(keys) - 1), *_measures(totals(answer["rows"]))])
     print_table([*(key.upper() for key in keys), *numbers], rows, numbers=numbers)
+    if not rows:
+        say("no usage is as asked for: check names and times, or ask for less")
     lost = answer.get("lost_count", 0)
     if lost:
         typer.echo(f"note: {lost} gaps are on record; --output json shows what was lost", err=True)

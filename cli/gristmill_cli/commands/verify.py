@@ -183,7 +183,7 @@ def _show(report: Report, output: VerifyOutput) -> None:
         [
             each.walk.tenant,
             f"{each.walk.rows:,}",
-            f"{each.first_seq}-{each.walk.seq}",
+            f"{each.first_seq}-{each.walk.seq}" if each.walk.rows else "-",
             f"{each.signed_seq or '-'}",
             f"{sum(each.walk.tokens):,}",
             "ok" if each.fault is None else "BROKEN",
