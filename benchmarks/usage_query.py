@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests/support python benchmarks/usage_query.py [--postgres] [--tenants 1000] [--rounds 30]
 
-The sums by hour and month are loaded in bulk; the last hours of each tenant are posted as meters do, so
+The sums by hour, day and month are loaded in bulk; the last hours of each tenant are posted as meters do, so
 that the ends of a range are read from real rows. A real ledger process; this process is its client, over
 loopback HTTP, on the same cores. Each question is asked ROUNDS times, each time of another tenant; the
 answers over everything must hold each event once, else the figures are void.
@@ -37,7 +37,7 @@ from gristmill_contracts.usage import TOKEN_TYPES
 from gristmill_ledger.database import open_engine
 from gristmill_ledger.migrate import migrate
 from gristmill_ledger.rates import load_rates
-from gristmill_ledger.rollups import HOUR_US, KEYS, MEASURES, hour_of, month_of
+from gristmill_ledger.rollups import DAY_US, HOUR_US, KEYS, MEASURES, hour_of, month_of
 from gristmill_ledger.schema import rating as tables
 from gristmill_testing.ledger import free_port, make_batch, make_event
 from gristmill_testing.measuring import until_ready
@@ -52,6 +52,8 @@ SHARES: Final = (("forward_backward", 5), ("optim_step", 5), ("sample", 2))
 POSTED: Final = 10
 """Rows of each tenant that are posted, at the end of the 13 months."""
 ROWS_AT_ONCE: Final = 20_000
+LEFT_OUT: Final = ("session", "project", "key", "operation")
+"""What totals do not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +115,10 @@ def load(url: str, world: World) -> tuple[int, int]:
                 put(connection, tables.usage_rollup_hourly, batch)
                 put(connection, tables.usage_rollup_monthly, monthly)
                 batch, monthly = [], []
-    with engine.connect() as connection:
+    with engine.begin() as connection:
+        for statement in totals_statements():
+            connection.exec_driver_sql(statement)
         connection.exec_driver_sql("ANALYZE")
-        connection.commit()
     engine.dispose()
     return hours, months
 
@@ -177,6 +180,23 @@ def sums_of(kind: str, events: int) -> dict[str, Any]:
     return {"operation": kind, "events": events} | tokens | withs | fixed
 
 
+def totals_statements() -> Iterator[str]:
+    """Make the totals of the sums: as a ledger does that was written to all the time."""
+    keys = [name for name in KEYS if name != "bucket_us"]
+    kept = [f"'' AS {name}" if name in LEFT_OUT else name for name in keys]
+    sums = ", ".join(f"sum({name})" for name in MEASURES)
+    names = ", ".join(("bucket_us", *keys, *MEASURES, "through_seq"))
+    grouped = ", ".join(name for name in keys if name not in LEFT_OUT)
+    for name, source, start in (
+        ("daily", "usage_rollup_hourly", f"bucket_us - bucket_us % {DAY_US}"),
+        ("monthly", "usage_rollup_monthly", "bucket_us"),
+    ):
+        yield (
+            f"INSERT INTO usage_total_{name} ({names}) SELECT {start} AS start_us, {', '.join(kept)}, "
+            f"{sums}, max(through_seq) FROM {source} GROUP BY start_us, {grouped}"
+        )
+
+
 def put(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> None:
     """COPY where there is one, else rows one by one."""
     if connection.dialect.name != "postgresql":
@@ -229,6 +249,8 @@ def questions(world: World, tenant: str, session: str) -> dict[str, dict[str, st
         "all, 13 months by month": year | {"bucket": "month"},
         "all, 13 months by tenant": year | {"group_by": "tenant"},
         "all, this month by tenant and model": {"since": month, "group_by": "tenant,model"},
+        "all, 13 months by day": year | {"bucket": "day"},
+        "all, 13 months by operation": year | {"group_by": "operation"},
         "all, a day by hour": {"since": day, "until": world.now_us, "bucket": "hour"},
     }  # fmt: skip
 

@@ -1,10 +1,10 @@
-"""Sums of usage rows by hour and by month: what they are keyed by, and how a change is brought in.
+"""Sums of usage rows by hour, day and month: what they are keyed by, and how a change is brought in.
 
 `Rollups` is pure: rows in, differences out. `bring_in` adds the differences to what is stored.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -43,6 +43,11 @@ WIDTH: Final = len(ROW)
 def hour_of(time_us: int) -> int:
     """Start of the UTC hour."""
     return _bounded(time_us - time_us % HOUR_US)
+
+
+def day_of(time_us: int) -> int:
+    """Start of the UTC day."""
+    return _bounded(time_us - time_us % DAY_US)
 
 
 def month_of(time_us: int) -> int:
@@ -93,18 +98,45 @@ class Rollups:
         self.takes_away |= sign < 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums without session, project, key and operation: few rows, for questions over many tenants."""
+
+    sums: dict[Key, list[int]]
+    through: dict[Key, int]
+
+
+def totals_of(
+    sums: Mapping[Key, Sequence[int]], through: Mapping[Key, int], bucket: Callable[[int], int]
+) -> Totals:
+    """Add up sums by hour or month whose time is in one `bucket`."""
+    totals = Totals(sums={}, through=defaultdict(int))
+    for key, values in sums.items():
+        tenant, start_us, _session, _project, _key, model, _operation, *rest = key
+        place = (tenant, bucket(start_us), "", "", "", model, "", *rest)
+        known = totals.sums.setdefault(place, [0] * len(MEASURES))
+        for index, value in enumerate(values):
+            known[index] += value
+        totals.through[place] = max(totals.through[place], through[key])
+    return totals
+
+
 def bring_in(connection: Connection, rollups: Rollups) -> None:
-    """Add the differences to both tables; what holds no row any more is removed."""
+    """Add the differences to all tables of sums; what holds no row any more is removed."""
+    hours, months, through = rollups.hours, rollups.months, rollups.through
+    by_day, by_month = totals_of(hours, through, day_of), totals_of(months, through, month_of)
     sources = (
-        (tables.usage_rollup_hourly, rollups.hours),
-        (tables.usage_rollup_monthly, rollups.months),
+        (tables.usage_rollup_hourly, hours, through),
+        (tables.usage_rollup_monthly, months, through),
+        (tables.usage_total_daily, by_day.sums, by_day.through),
+        (tables.usage_total_monthly, by_month.sums, by_month.through),
     )
-    for table, sums in sources:
+    for table, sums, last in sources:
         # Sorted: two writers that touch the same rows must lock them in one order.
         rows = [
             dict(zip(KEYS, key, strict=True))
             | dict(zip(MEASURES, values, strict=True))
-            | {"through_seq": rollups.through[key]}
+            | {"through_seq": last[key]}
             for key, values in sorted(sums.items())
             if any(values)
         ]

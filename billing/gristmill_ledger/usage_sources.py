@@ -35,6 +35,7 @@ _HEAD: Final = schema.tenant_head.c
 _CURSOR: Final = tables.rating_cursor.c
 _RATED: Final = tables.rated_usage.c
 NOTHING: Final[ColumnElement[str]] = literal_column("''", Text)
+MONTHLY: Final = (tables.usage_rollup_monthly, tables.usage_total_monthly)
 PARTS: Final = ("priced_model", "rate", "priced_by", "epoch", "alone")
 Part = Select[*tuple[Any, ...]]  # Any: columns vary with the question
 
@@ -69,8 +70,11 @@ def plain_keys(query: UsageQuery) -> list[str]:
 def _rollup_parts(query: UsageQuery, plan: Plan, incomplete: Collection[int]) -> Iterator[Part]:
     for span in plan.hours:
         yield _rollup_part(query, plan, incomplete, tables.usage_rollup_hourly, span)
+    for span in plan.days:
+        yield _rollup_part(query, plan, incomplete, tables.usage_total_daily, span)
     if plan.months is not None:
-        yield _rollup_part(query, plan, incomplete, tables.usage_rollup_monthly, plan.months)
+        table = tables.usage_total_monthly if plan.totals else tables.usage_rollup_monthly
+        yield _rollup_part(query, plan, incomplete, table, plan.months)
 
 
 def _rollup_part(
@@ -202,7 +206,7 @@ def _keys(
     query: UsageQuery, plan: Plan, table: Table, start: ColumnElement[int]
 ) -> Iterator[ColumnElement[Any]]:  # Any: text or integer
     for name in plain_keys(query):
-        if name == "bucket" and table is tables.usage_rollup_monthly:
+        if name == "bucket" and table in MONTHLY:
             # These are asked for UTC's months alone, which theirs are: no row is computed anew.
             yield start.label("key_bucket")
         elif name == "bucket":

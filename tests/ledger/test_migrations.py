@@ -24,9 +24,29 @@ from gristmill_testing import budget_store as budgets
 from gristmill_testing.ledger import START_US, make_event
 from gristmill_testing.ledger_store import NOW_US, post, rate_all, stored_rows
 
-SEEDED = {"counter", "price", "price_book"}
-"""Tables that have rows in a ledger that was never used."""
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
+SEEDED = {"counter", "price", "price_book", "reservation_open"}
+"""Tables that have rows in a ledger that was never used, and one that the database fills itself."""
+REVISIONS = (
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+    "0006",
+    "0007",
+    "0008",
+    "0009",
+    "0010",
+    "0011",
+    "0012",
+)
+
+
+HOLDS = ("reservation", "reservation_resolution")
+
+
+def holds_in(rows: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(row["lease"], row["budget"]) for row in rows}
 
 
 def open_unmigrated(url: str) -> Database:
@@ -123,6 +143,8 @@ def test_rows_of_every_version_survive_the_way_to_the_newest(
         migrate(database.engine)
         # The rows are chained as if the newest version had stored them.
         assert {name: stored_rows(database, name) for name in before} == before
+        taken, ended = (holds_in(before.get(each, [])) for each in HOLDS)
+        assert holds_in(stored_rows(database, "reservation_open")) == taken - ended
         post(database, [make_event(6)], "s-1")
         assert [row["seq"] for row in stored_rows(database)] == [1, 2, 3, 4, 5, 6]
         with pytest.raises(DBAPIError, match="append-only"), database.engine.begin() as connection:
@@ -131,6 +153,33 @@ def test_rows_of_every_version_survive_the_way_to_the_newest(
         assert {index["name"] for index in indices} >= {"usage_event_by_session"}
     finally:
         database.close()
+
+
+def test_totals_are_made_of_the_sums_that_there_are(database_url: str, tmp_path: Path) -> None:
+    """As they would be had they been kept all the time."""
+    database, kept = open_unmigrated(database_url), open_unmigrated(f"sqlite:///{tmp_path}/kept")
+    totals = ("usage_total_daily", "usage_total_monthly")
+    try:
+        migrate(kept.engine)
+        budgets.session(kept)
+        post(kept, [
+            make_event(n, operation=("sample", "forward")[n % 2], op_start_us=at_us)
+            for n, at_us in enumerate(
+                (-limits.QUANTITY_MAX, -1, 0, *(START_US + hour * 3_600_000_000 for hour in range(60))), 1
+            )
+        ], "s-1")  # fmt: skip
+        rate_all(kept)
+        rows = {each.name: stored_rows(kept, each.name) for each in schema.metadata.sorted_tables}
+        migrate(database.engine, "0010")
+        assert insert_what_there_was(database, rows).keys().isdisjoint(totals)
+        migrate(database.engine)
+        for name in totals:
+            found = stored_rows(database, name)
+            assert sorted(map(repr, found)) == sorted(map(repr, rows[name]))
+            assert len(found) >= 4
+    finally:
+        database.close()
+        kept.close()
 
 
 def test_migrating_again_changes_nothing(database: Database) -> None:

@@ -262,7 +262,12 @@ def test_what_was_rated_again_sums_up_as_before(database: Database) -> None:
     put(database, 5, start_us=START_US + 11)
     put(database, 9, start_us=START_US + 20, model="tiny")
     again(database)
-    for table in ("usage_rollup_hourly", "usage_rollup_monthly"):
+    for table in (
+        "usage_rollup_hourly",
+        "usage_rollup_monthly",
+        "usage_total_daily",
+        "usage_total_monthly",
+    ):
         rows = stored_rows(database, table)
         assert sorted((row["events"], row["train"]) for row in rows) == [
             (9, sum(range(11, 20))),

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from gristmill_contracts import limits
 from gristmill_contracts.budgets import Decide
@@ -26,7 +27,7 @@ from gristmill_ledger.budgets.suspense import decide_suspense
 from gristmill_ledger.database import Database
 from gristmill_ledger.gaps import record_gap
 from gristmill_ledger.heartbeats import store_heartbeats
-from gristmill_ledger.reconcile.sources import Scope
+from gristmill_ledger.reconcile.sources import Scope, orphan_holds
 from gristmill_ledger.reconcile.store import decide, listed, newest_run_us, open_sums
 from gristmill_ledger.reconcile.task import Reconciler, Report
 from gristmill_testing import budget_store as budgets
@@ -207,6 +208,48 @@ async def test_an_orphan_reservation_is_found_and_its_end_is_the_decision(
         "ann",
         "the hold ended: decided: its node burnt",
     )
+
+
+def forget(database: Database, lease: str) -> None:
+    """Lose the state of a hold, as a bug would."""
+    with database.engine.begin() as connection:
+        connection.execute(
+            text("DELETE FROM reservation_balance WHERE lease = :lease"), {"lease": lease}
+        )
+
+
+async def test_a_hold_that_neither_lives_nor_ended_is_found(database: Database) -> None:
+    budgets.session(database)
+    budgets.put(database, 10_000)
+    lost, lives, ended = (budgets.take(database, seq, 100 * seq) for seq in (1, 2, 3))
+    budgets.give_back(database, ended.id)
+    forget(database, lost.id)
+    (one,) = (await reconcile(database)).found
+    assert (one.kind, one.tenant, one.session, one.subject, one.amount) == (
+        "orphan_reservation", "acme", "s-1", f"lease {lost.id} of acme/all", 100,
+    )  # fmt: skip
+    assert (await reconcile(database, tenant="acme")).found == [one]
+    assert (await reconcile(database, tenant="bolt")).found == []
+    assert (await reconcile(database, session="s-2")).found == []
+    forget(database, lives.id)
+    assert len((await reconcile(database)).found) == 2
+
+
+async def test_holds_that_ended_are_not_read_again(database: Database) -> None:
+    """What is read does not grow with them: it is told apart from them by the database as they end, and
+    with all that were ever taken out of reach the answer is the same."""
+    budgets.session(database)
+    budgets.put(database, 10_000)
+    for seq in range(1, 6):
+        budgets.give_back(database, budgets.take(database, seq, 100).id)
+    lives = budgets.take(database, 6, 100)
+    assert stored_rows(database, "reservation_open") == [{"lease": lives.id, "budget": "acme/all"}]
+    assert len(stored_rows(database, "reservation")) == 6
+    with database.engine.connect() as connection:
+        for table in ("reservation", "reservation_resolution"):
+            connection.execute(text(f"ALTER TABLE {table} RENAME TO {table}_out_of_reach"))
+        assert list(orphan_holds(connection, Scope())) == []
+        connection.rollback()
 
 
 async def plant(database: Database) -> Any:

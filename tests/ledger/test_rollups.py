@@ -1,4 +1,4 @@
-"""Sums by hour and month are the sums of the rows, however usage arrives and whenever it is rated."""
+"""Sums by hour, day and month are the sums of the rows, however usage arrives and whenever it is rated."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ from sqlalchemy import text
 from gristmill_contracts.usage import TOKEN_TYPES, Counts, UsageEvent
 from gristmill_ledger.database import Database
 from gristmill_ledger.rating import rate_behind, rows_behind
-from gristmill_ledger.rollups import DAY_US, HOUR_US, hour_of, month_of
+from gristmill_ledger.rollups import DAY_US, HOUR_US, day_of, hour_of, month_of
 from gristmill_testing.ledger import START_US, make_event
 from gristmill_testing.ledger_store import (
     NOW_US,
@@ -25,8 +25,14 @@ from gristmill_testing.ledger_store import (
     usage,
 )  # fmt: skip
 
-TABLES = {"usage_rollup_hourly": hour_of, "usage_rollup_monthly": month_of}
-KEYS = ("session", "project", "key", "model", "operation", "kind")
+TABLES = {
+    "usage_rollup_hourly": (hour_of, 0),
+    "usage_rollup_monthly": (month_of, 3),
+    "usage_total_daily": (day_of, 4),
+    "usage_total_monthly": (month_of, 4),
+}
+"""Table -> what its buckets are, and how many of the first keys below it leaves out."""
+KEYS = ("session", "project", "key", "operation", "model", "kind")
 HUGE = 2**63 - 1
 
 
@@ -55,13 +61,12 @@ def events_of(dice: random.Random, size: int, tenant: str = "acme") -> list[Usag
     ]
 
 
-def summed(rows: list[dict[str, Any]], bucket: Any) -> Counter[Any]:
+def summed(rows: list[dict[str, Any]], bucket: Any, without: int) -> Counter[Any]:
     """Sums of rows of usage_event by what a rollup is keyed by, in plain Python."""
     sums: Counter[Any] = Counter()
     for row in rows:
         keys = [row[name] for name in KEYS]
-        if bucket is month_of:
-            keys[:3] = [""] * 3
+        keys[:without] = [""] * without
         place = (row["tenant"], bucket(row["op_start_us"]), *keys, int(bool(row["quarantined"])))
         sums[place, "events"] += 1
         sums[place, "unknown"] += row["prefill"] is None
@@ -84,8 +89,8 @@ def check_i5(database: Database) -> None:
     """I5: sum(events) = sum(rollups) = sum(rated), at the cursor."""
     cursors = {row["tenant"]: row["seq"] for row in stored_rows(database, "rating_cursor")}
     rows = [r for r in stored_rows(database) if r["seq"] <= cursors.get(r["tenant"], 0)]
-    for table, bucket in TABLES.items():
-        assert rolled_up(database, table) == summed(rows, bucket), table
+    for table, (bucket, without) in TABLES.items():
+        assert rolled_up(database, table) == summed(rows, bucket, without), table
     rated = {(row["tenant"], row["seq"]) for row in stored_rows(database, "rated_usage")}
     assert rated == {(r["tenant"], r["seq"]) for r in rows if r["kind"] != "attempt"}
 
@@ -100,6 +105,10 @@ def answers(database: Database) -> list[Any]:
         {"since": START_US - HOUR_US + 7, "until": START_US + HOUR_US // 2, "group_by": "project"},
         {"bucket": "day", "zone": "Asia/Kolkata", "group_by": "key"},
         {"bucket": "month", "zone": "Europe/Amsterdam"},
+        {"bucket": "day", "group_by": "tenant", "include_attempts": "true"},
+        {"bucket": "month", "group_by": "operation"},
+        {"since": START_US - 34 * DAY_US, "until": START_US + 3 * DAY_US + 5},
+        {"group_by": "model", "token_type": "train"},
     ]
     return [usage(database, **question)["rows"] for question in questions]
 
@@ -211,14 +220,15 @@ def test_any_time_has_an_hour_and_a_month(time_us: int) -> None:
     assert -HUGE <= month_of(time_us) <= HUGE
 
 
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(
     since=st.integers(-40 * 24 * 60, 120),
     minutes=st.integers(1, 45 * 24 * 60),
     bucket=st.sampled_from(("none", "hour", "day", "month")),
+    group=st.sampled_from(("", "model", "operation", "tenant,token_type")),
 )
 def test_any_range_is_answered_from_sums_as_from_rows(
-    two: tuple[Database, Database], since: int, minutes: int, bucket: str
+    two: tuple[Database, Database], since: int, minutes: int, bucket: str, group: str
 ) -> None:
     rated, unrated = two
     since_us = START_US + since * 60 * 10**6
@@ -226,7 +236,7 @@ def test_any_range_is_answered_from_sums_as_from_rows(
         "since": since_us,
         "until": since_us + minutes * 60 * 10**6,
         "bucket": bucket,
-        "group_by": "model",
+        "group_by": group,
     }
     assert usage(rated, **question) == usage(unrated, **question)
 
@@ -240,14 +250,56 @@ def two(database: Database, other_ledger: Database) -> tuple[Database, Database]
     return database, other_ledger
 
 
+EDGES = (-HUGE, -HUGE + DAY_US, -HUGE + 60 * DAY_US, -1, 0, HUGE - 60 * DAY_US, HUGE - 1, HUGE)
+
+
+@pytest.mark.parametrize("bucket", ["none", "hour", "day", "month"])
+def test_times_that_no_calendar_reaches_are_summed_as_they_are_read(
+    database: Database, bucket: str
+) -> None:
+    register(database)
+    post(database, [make_event(n, op_start_us=at_us) for n, at_us in enumerate(EDGES, 1)])
+    before = usage(database, bucket=bucket)["rows"]
+    assert sum(row["operations"] for row in before) == len(EDGES)
+    rate_all(database)
+    check_i5(database)
+    assert usage(database, bucket=bucket)["rows"] == before
+
+
+def test_totals_are_what_questions_over_all_tenants_are_answered_from(database: Database) -> None:
+    """The finer sums lie about the days and months that the question spans: nobody asks them."""
+    register(database)
+    days = (0, 3, 40, 80)
+    post(database, [
+        make_event(n, counts=Counts(train=1), op_start_us=START_US + day * DAY_US)
+        for n, day in enumerate(days, 1)
+    ])  # fmt: skip
+    rate_all(database)
+    until = START_US + 90 * DAY_US
+    questions: list[dict[str, str | int]] = [
+        {"group_by": "tenant"},
+        {"group_by": "model", "bucket": "month"},
+        {"bucket": "day"},
+        {"since": day_of(START_US), "until": day_of(until), "group_by": "tenant"},
+    ]
+    before = [usage(database, **question)["rows"] for question in questions]
+    with database.engine.begin() as connection:
+        for table in ("usage_rollup_hourly", "usage_rollup_monthly"):
+            connection.execute(text(f"DELETE FROM {table}"))
+    assert [usage(database, **question)["rows"] for question in questions] == before
+    assert [len(rows) for rows in before] == [1, 4, 4, 1]
+    assert usage(database, group_by="operation")["rows"] == []
+
+
 def test_a_rollup_says_through_which_row_it_is(database: Database) -> None:
     register(database)
     post(database, [make_event(n) for n in range(1, 4)])
     rate_all(database, rows_max=2)
     post(database, [make_event(n) for n in range(4, 6)])
     rate_all(database)
-    (row,) = stored_rows(database, "usage_rollup_hourly")
-    assert (row["events"], row["through_seq"]) == (5, 5)
+    for table in TABLES:
+        (row,) = stored_rows(database, table)
+        assert (row["events"], row["through_seq"]) == (5, 5)
 
 
 def test_rollups_are_state_and_what_was_rated_is_not(database: Database) -> None:

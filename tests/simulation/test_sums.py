@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gristmill_ledger.rollups import hour_of, month_of
+from gristmill_ledger.rollups import day_of, hour_of, month_of
 from gristmill_testing.simulation.sums import MEASURES, wrong_sums
 
 START_US = 1_764_460_800_000_000
@@ -38,6 +38,8 @@ def tables() -> Tables:
         for name, bucket in (
             ("usage_rollup_hourly", hour_of),
             ("usage_rollup_monthly", month_of),
+            ("usage_total_daily", day_of),
+            ("usage_total_monthly", month_of),
         )
     }
 
@@ -51,6 +53,8 @@ def test_honest_sums_are_right() -> None:
     [
         (lambda t: t["usage_rollup_hourly"][0].update(sample=6), "usage_rollup_hourly has 6"),
         (lambda t: t["usage_rollup_monthly"][0].update(events=3), "usage_rollup_monthly has 3"),
+        (lambda t: t["usage_total_daily"][0].update(prefill=9), "usage_total_daily has 9"),
+        (lambda t: t["usage_total_monthly"][0].update(unknown=2), "usage_total_monthly has 2"),
         (lambda t: t["usage_rollup_hourly"].pop(), "usage_rollup_hourly has 0"),
         (lambda t: t["usage_rollup_hourly"][0].update(bucket_us=0), "usage_rollup_hourly"),
         (lambda t: t["rating_cursor"][0].update(seq=4), "usage_rollup_hourly has 10"),

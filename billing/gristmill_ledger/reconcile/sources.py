@@ -24,7 +24,7 @@ HALF: Final = 2**32
 
 _event, _beat, _producer = schema.usage_event.c, schema.heartbeat.c, schema.producer.c
 _hold, _balance = budgets.reservation.c, budgets.reservation_balance.c
-_resolution, _lease = budgets.reservation_resolution.c, budgets.budget_lease.c
+_open, _lease = budgets.reservation_open.c, budgets.budget_lease.c
 
 _OF_LOG: Final = (
     _event.session == bindparam("uid"),
@@ -60,17 +60,20 @@ _UNKNOWN: Final = (
 )
 _ACKED: Final = select(_producer.acked_seq).where(_producer.producer == bindparam("uid"))
 _LEAKED: Final = (
-    select(_hold.lease, _hold.budget, _hold.amount, _lease.tenant, _lease.session)
-    .join(budgets.budget_lease, _lease.id == _hold.lease)
+    select(_open.lease, _open.budget)
     .outerjoin(
         budgets.reservation_balance,
-        (_balance.lease == _hold.lease) & (_balance.budget == _hold.budget),
+        (_balance.lease == _open.lease) & (_balance.budget == _open.budget),
     )
-    .outerjoin(
-        budgets.reservation_resolution,
-        (_resolution.lease == _hold.lease) & (_resolution.budget == _hold.budget),
-    )
-    .where(_balance.lease.is_(None), _resolution.lease.is_(None))
+    .where(_balance.lease.is_(None))
+    .order_by(_open.lease, _open.budget)
+)
+"""Of the holds that have not ended those that do not live either. What has ended is not read: there is
+nearly always nothing else."""
+_HOLD: Final = (
+    select(_hold.lease, _hold.budget, _hold.amount, _lease.tenant, _lease.session)
+    .join(budgets.budget_lease, _lease.id == _hold.lease)
+    .where(_hold.lease == bindparam("in_lease"), _hold.budget == bindparam("of_budget"))
 )
 _SUSPENDED: Final = (
     select(_balance.lease, _balance.budget, _balance.rest, _lease.tenant, _lease.session)
@@ -189,20 +192,24 @@ def dead_letters(connection: Connection, scope: Scope) -> Iterator[Difference]:
 
 def orphan_holds(connection: Connection, scope: Scope) -> Iterator[Difference]:
     """Holds whose meter went silent, and holds that neither live nor ended."""
-    for query, detail in (
-        (_SUSPENDED, "its meter went silent: what of it was spent is not known"),
-        (_LEAKED, "it was taken, and neither lives nor has ended"),
-    ):
-        for row in connection.execute(_scoped(query, _lease, scope)):
-            yield Difference(
-                pair="ledger",
-                kind="orphan_reservation",
-                tenant=row.tenant,
-                session=row.session,
-                subject=hold_subject(row.lease, row.budget),
-                amount=row[2],
-                detail=detail,
-            )
+    for row in connection.execute(_scoped(_SUSPENDED, _lease, scope)):
+        yield _orphan(row, "its meter went silent: what of it was spent is not known")
+    for held in connection.execute(_LEAKED).all():
+        place = {"in_lease": held.lease, "of_budget": held.budget}
+        for row in connection.execute(_scoped(_HOLD, _lease, scope), place):
+            yield _orphan(row, "it was taken, and neither lives nor has ended")
+
+
+def _orphan(row: Any, detail: str) -> Difference:  # Any: a row of _SUSPENDED or _HOLD
+    return Difference(
+        pair="ledger",
+        kind="orphan_reservation",
+        tenant=row.tenant,
+        session=row.session,
+        subject=hold_subject(row.lease, row.budget),
+        amount=row[2],
+        detail=detail,
+    )
 
 
 def hold_subject(lease: str, budget: str) -> str:

@@ -153,3 +153,12 @@ reservation_balance = Table(
 )
 """A hold without a resolution: what was posted under it and what is left. 1 or 0: `suspended`, and
 `unknown_usage` (an event whose cost nobody knows was posted under it). State; locked before periods."""
+
+reservation_open = Table(
+    "reservation_open",
+    metadata,
+    Column("lease", Text, primary_key=True),
+    Column("budget", Text, primary_key=True),
+)
+"""The reservations without a resolution. State, kept by triggers on these two alone: so that what the
+balances say can be compared with it."""

@@ -133,4 +133,10 @@ unknown usage, in no sum. `*_with`: rows with tokens of that type. `through_seq`
 """
 
 usage_rollup_monthly = _rollup("usage_rollup_monthly")
-"""The same by UTC month, for questions over many tenants: `session`, `project` and `key` are "" in all rows."""
+"""The same by UTC month, for long times: `session`, `project` and `key` are "" in all rows."""
+
+usage_total_daily = _rollup("usage_total_daily")
+"""The same by UTC day, for questions over many tenants: `operation` is "" too in all rows."""
+
+usage_total_monthly = _rollup("usage_total_monthly")
+"""The same by UTC month."""

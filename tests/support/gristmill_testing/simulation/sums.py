@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from gristmill_contracts.usage import TOKEN_TYPES
-from gristmill_ledger.rollups import hour_of, month_of
+from gristmill_ledger.rollups import day_of, hour_of, month_of
 
 Row = dict[str, Any]  # Any: column values
 MEASURES: Final = ("events", "unknown", *TOKEN_TYPES)
 BUCKETS: Final[dict[str, Callable[[int], int]]] = {
     "usage_rollup_hourly": hour_of,
     "usage_rollup_monthly": month_of,
+    "usage_total_daily": day_of,
+    "usage_total_monthly": month_of,
 }
 
 
