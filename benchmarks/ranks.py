@@ -5,7 +5,8 @@
 MODEL_FOLDER is a prepared Llama-shaped base model. The three take turns at the same requests over gloo, one
 thread a rank, each in processes of its own that torchrun started. On one machine the ranks share its cores:
 what two ranks cost shows in the processor time of both, and what they gain in the clock only where each has
-a core to itself. At the end their adapters are compared with the one process's.
+a core to itself. At the end their adapters are compared with the one process's. Where a whole base is packed for
+oneDNN (large models on a CPU), a sharded one is not, and differs by what the kernels differ by as well.
 """
 
 import argparse
