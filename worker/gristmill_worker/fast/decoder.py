@@ -173,7 +173,8 @@ class Decoder:
         window = self.weights.blocks[index].window
         if this.caches:
             lengths = lengths_of(this.table)
-            each = zip(this.caches, key.split(lengths), value.split(lengths), strict=True)
+            parts = (torch.split(tensor, lengths) for tensor in (key, value))
+            each = zip(this.caches, *parts, strict=True)
             whole = [cache.put_prompt(index, k, v) for cache, k, v in each]
             if this.caches[0].prefix_length:
                 return self.attention.behind(q, *whole[0], window=window)

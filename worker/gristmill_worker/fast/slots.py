@@ -65,9 +65,15 @@ class Slots:
         return count
 
     def fill(self, layer: int, at: int, key: Tensor, value: Tensor) -> None:
-        """(KV, n, D): the first n positions of a slot."""
-        self.keys[layer][at, :, : key.shape[1]] = key
-        self.values[layer][at, :, : value.shape[1]] = value
+        """(KV, n, D): the first n positions of a slot.
+
+        What is behind them weighs nothing, but not a number times nothing is not nothing: what another
+        row left there goes.
+        """
+        count = key.shape[1]
+        self.keys[layer][at, :, :count] = key
+        self.values[layer][at, :, :count] = value
+        self.values[layer][at, :, count:] = 0
 
     def release(self, slot: Slot) -> None:
         """The last row moves into its place."""
@@ -76,7 +82,7 @@ class Slots:
         last = self.rows.pop()
         if last is not slot:
             for pool in (*self.keys, *self.values):
-                pool[slot.at, :, : last.length] = pool[last.at, :, : last.length]
+                pool[slot.at] = pool[last.at]
             last.at = slot.at
             self.rows[last.at] = last
         if not self.rows:
