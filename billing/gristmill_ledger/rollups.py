@@ -6,6 +6,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, case, delete, insert, update
@@ -143,11 +144,13 @@ def bring_in(connection: Connection, rollups: Rollups) -> None:
         if rollups.takes_away:
             _change(connection, table, rows)
         elif rows:
-            connection.execute(_upsert(connection, table), rows)
+            connection.execute(_upsert(table, on_postgresql=is_postgresql(connection)), rows)
 
 
-def _upsert(connection: Connection, table: Table) -> Any:  # Any: an insert of either dialect
-    dialect = postgresql if is_postgresql(connection) else sqlite
+@cache
+def _upsert(table: Table, *, on_postgresql: bool) -> Any:  # Any: an insert of either dialect
+    """Made once: composing it takes longer than the few rows of a step."""
+    dialect = postgresql if on_postgresql else sqlite
     added = dialect.insert(table)
     changes: dict[str, Any] = {  # Any: SQL expressions
         name: table.c[name] + added.excluded[name] for name in MEASURES
