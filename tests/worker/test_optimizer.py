@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gristmill_contracts.errors import OperationFailedError
 from gristmill_testing.local_runner import Client, datum, step
+from gristmill_worker import optimizer
 from gristmill_worker.optimizer import Stepped, adamw, clip_scale
 
 
@@ -89,6 +90,27 @@ def test_lora_plus_moves_only_b_faster() -> None:
     fast = run([1.0, 1.0, 1.0], gradient, 2, rate=0.01, weight_decay=0.1, lora_plus_lr_ratio=16.0)
     assert fast[:2].tolist() == slow[:2].tolist()
     assert 1 - float(fast[2]) == pytest.approx(16 * (1 - float(slow[2])), rel=1e-9)
+
+
+def test_a_step_in_blocks_is_that_of_the_whole_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    weights, gradient, m, v = (torch.randn(1000, generator=generator) for _ in range(4))
+
+    def stepped() -> Stepped:
+        return adamw(
+            weights=weights, gradient=gradient, m=m, v=v.abs(), step=3, a_size=401,
+            settings=step(weight_decay=0.1, grad_clip_norm=0.5, lora_plus_lr_ratio=4.0),
+        )  # fmt: skip
+
+    whole = stepped()
+    monkeypatch.setattr(optimizer, "BLOCK", 96)
+    assert all(
+        torch.equal(getattr(stepped(), name), getattr(whole, name))
+        for name in ("weights", "m", "v")
+    )
+    assert bool((whole.weights != weights).all())
 
 
 def test_a_step_that_fails_changes_nothing(client: Client) -> None:

@@ -1,12 +1,17 @@
 """AdamW over flat float32 buffers: clip, decoupled decay, moments, bias correction, LoRA+."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from gristmill_contracts.errors import OperationFailedError
 from gristmill_contracts.operations import OptimStep
+
+BLOCK: Final = 2**15
+"""Entries that a CPU steps at a time: what lies between the formula's parts then stays in its cache.
+More are shared among threads, which cost more than they save here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +24,18 @@ class Stepped:
     grad_norm: float
     """Before clipping."""
     update_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What a step changes, or a block of it."""
+
+    weights: Tensor
+    m: Tensor
+    v: Tensor
+
+    def at(self, block: slice) -> "Buffers":
+        return Buffers(self.weights[block], self.m[block], self.v[block])
 
 
 def clip_scale(norm: float, limit: float) -> float:
@@ -42,24 +59,33 @@ def adamw(
     """
     norm = float(torch.linalg.vector_norm(gradient))
     _finite("gradient norm", norm)
-    g = gradient * clip_scale(norm, settings.grad_clip_norm)
-    new_m = m * settings.beta1 + g * (1 - settings.beta1)
-    new_v = v * settings.beta2 + g.square_() * (1 - settings.beta2)
-    correction1 = 1 - settings.beta1**step
-    correction2 = 1 - settings.beta2**step
-    direction = (new_v / correction2).sqrt_().add_(settings.eps)
-    torch.div(new_m, direction, out=direction).div_(correction1)
+    scale = clip_scale(norm, settings.grad_clip_norm)
+    old = Buffers(weights, m, v)
+    new = Buffers(*(torch.empty_like(each) for each in (weights, m, v)))
     rates = (
-        (slice(None, a_size), settings.learning_rate),
-        (slice(a_size, None), settings.learning_rate * settings.lora_plus_lr_ratio),
+        (0, a_size, settings.learning_rate),
+        (a_size, weights.numel(), settings.learning_rate * settings.lora_plus_lr_ratio),
     )
-    new_weights = weights.clone()
-    for part, rate in rates:
-        new_weights[part] *= 1 - rate * settings.weight_decay
-        new_weights[part] -= rate * direction[part]
-    update_norm = float(torch.linalg.vector_norm(new_weights - weights))
+    span = BLOCK if weights.device.type == "cpu" else max(1, weights.numel())
+    for first, last, rate in rates:
+        for start in range(first, last, span):
+            at = slice(start, min(last, start + span))
+            _step_block(old.at(at), new.at(at), gradient[at] * scale, step, rate, settings)
+    update_norm = float(torch.linalg.vector_norm(new.weights - weights))
     _finite("update norm", update_norm)
-    return Stepped(weights=new_weights, m=new_m, v=new_v, grad_norm=norm, update_norm=update_norm)
+    return Stepped(weights=new.weights, m=new.m, v=new.v, grad_norm=norm, update_norm=update_norm)
+
+
+def _step_block(  # noqa: PLR0917
+    old: Buffers, new: Buffers, g: Tensor, step: int, rate: float, settings: OptimStep
+) -> None:
+    """Fill `new`. `g` is overwritten. Each value has its own roundings alone, however blocks are cut."""
+    torch.mul(old.m, settings.beta1, out=new.m).add_(g * (1 - settings.beta1))
+    torch.mul(old.v, settings.beta2, out=new.v).add_(g.square_().mul_(1 - settings.beta2))
+    direction = (new.v / (1 - settings.beta2**step)).sqrt_().add_(settings.eps)
+    torch.div(new.m, direction, out=direction).div_(1 - settings.beta1**step)
+    torch.mul(old.weights, 1 - rate * settings.weight_decay, out=new.weights)
+    new.weights.sub_(direction.mul_(rate))
 
 
 def _finite(what: str, value: float) -> None:

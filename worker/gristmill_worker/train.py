@@ -1,6 +1,7 @@
 """forward and forward_backward: datums in, log-probabilities out, the gradient in a scratch buffer."""
 
 import logging
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
@@ -93,11 +94,17 @@ def forward_backward(
     scratch = torch.zeros_like(adapter.weights)
     result = _whole(base, adapter, op, budget, team=team, scratch=scratch)
     team.sum(scratch)
-    if not bool(torch.isfinite(scratch).all()):
+    if not all_finite(scratch):
         raise OperationFailedError(
             "the gradient is not finite; nothing was accumulated, check advantages and weights"
         )
     return result, scratch
+
+
+def all_finite(values: Tensor) -> bool:
+    """A norm that is finite says so at a tenth of the cost; one that is not may just have overflowed."""
+    norm = float(torch.linalg.vector_norm(values))
+    return math.isfinite(norm) or bool(torch.isfinite(values).all())
 
 
 def _whole(
