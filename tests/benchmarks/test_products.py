@@ -42,6 +42,13 @@ def test_the_floor_is_the_operations_at_the_speed_of_their_kind() -> None:
     assert products.floor_s(800, "float32") == 8.0
 
 
+def test_of_two_measurements_the_faster_of_each_kind_is_the_floor() -> None:
+    before, behind = (Products(bf16=b, fp32=f, rows=8) for b, f in ((400.0, 90.0), (300.0, 100.0)))
+    assert (
+        before.faster(behind) == behind.faster(before) == Products(bf16=400.0, fp32=100.0, rows=8)
+    )
+
+
 def test_products_of_both_kinds_are_measured() -> None:
     products = measure_products(SMALL, rows=8, turns=1)
     assert products.bf16 > 0
