@@ -292,6 +292,8 @@ def run(bench: Bench, say: Callable[[str], None]) -> tuple[dict[str, Any], list[
         found.append(each)
         for line in (*measured_lines(each), f"  load of the machine before: {load:.1f}"):
             say(line)
+    told = facts(bench) | {"load": told["load"]}
+    say(f"matrix products, bf16 over fp32, as judged: {told['gemm_bf16_over_fp32']}")
     by_row = {each.row: each for each in found}
     multiplies = any("bf16" in each for each in instructions())
     verdicts = [
