@@ -123,6 +123,7 @@ fuzz: setup ## Random requests at every route of the gateway: no 5xx, no hang
 
 .PHONY: bench-engine
 bench-engine: setup ## Training, sampling and start against their floors and peers (ARGS="MODEL_FOLDER --rows train decode-8")
+	@$(BIN)/python -c "import trl" 2>/dev/null || $(BIN)/pip install -q -c $(VENV)/constraints.txt -e ".[bench]"
 	@PYTHONPATH=tests/support $(BIN)/python benchmarks/engine_vs_peft.py $(ARGS)
 
 .PHONY: bench-ranks
