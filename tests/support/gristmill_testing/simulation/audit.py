@@ -13,6 +13,7 @@ from gristmill_meter.ports import ExecuteCall
 from gristmill_testing.chains import broken_chains
 from gristmill_testing.fake_worker import FakeWorker, Weights, prompt_tokens, sample_tokens
 from gristmill_testing.simulation.client import ClientOp
+from gristmill_testing.simulation.reconciled import unequal
 from gristmill_testing.simulation.sums import wrong_sums
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ class Audit:
         self._check_leases(rows)
         for wrong in wrong_sums(self.world.books.rows):
             self.fail(wrong)
+        self._check_reconciliation()
         by_op: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
         for row in rows:
             by_op[row["session"], row["stream"], row["number"]].append(row)
@@ -208,6 +210,12 @@ class Audit:
         for uid in self.world.keeper.lost:
             if uid not in gaps:
                 self.fail(f"session {uid[:4]} lost its volume, and no gap is on record")
+
+    def _check_reconciliation(self) -> None:
+        """Worker = log = ledger. Of a volume that was lost nobody knows what its log held."""
+        with self.world.books.look() as connection:
+            for wrong in unequal(connection, set(self.world.names) - set(self.world.keeper.lost)):
+                self.fail(wrong)
 
     def _check_sequences(self, rows: list[dict[str, Any]]) -> None:
         """I2, I3: gapless, and each event once."""

@@ -97,6 +97,13 @@ class SimTask(asyncio.Task):  # type: ignore[type-arg]
         return self is other
 
 
+class Moment(float):
+    """When a timer is due. Heaps compare it as a number: a timer itself is compared by Python, at length."""
+
+    __slots__ = ("timer",)
+    timer: asyncio.TimerHandle
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """`note` records what happens; the digest of all notes is the run's trace."""
 
@@ -124,6 +131,17 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """As asyncio's, but for the heap: see `Moment`."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        moment = Moment(when)
+        moment.timer = timer
+        heapq.heappush(self._scheduled, moment)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
 
     def _write_to_self(self) -> None:
         pass
@@ -164,7 +182,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _jump(self, ready: Any, scheduled: Any) -> None:
         """To the next timer. Timers of the dead and of the cancelled do not count."""
         while scheduled:
-            timer = heapq.heappop(scheduled)
+            timer = heapq.heappop(scheduled).timer
             timer._scheduled = False
             owner = timer._context.get(PROCESS)
             if timer._cancelled or (owner is not None and owner.dead):
