@@ -6,13 +6,14 @@ from collections.abc import Set as AbstractSet
 from sqlalchemy import Connection
 
 from gristmill_ledger.reconcile.compare import WAIT_US, Difference, judge
-from gristmill_ledger.reconcile.sources import beats_after, session_of
+from gristmill_ledger.reconcile.sources import Scope, beats_after, own_differences, session_of
 
 
-def unequal(connection: Connection, sessions: AbstractSet[str]) -> Iterator[str]:
+def unequal(connection: Connection, sessions: AbstractSet[str], *, restored: bool) -> Iterator[str]:
     """What `gristmill reconcile` would show of these sessions, in words. Nothing is under way any more.
 
-    Holds are not looked at: where the ledger was away for long, one may stand in suspense until its session closes.
+    Not looked at: the holds of a ledger that came back from a backup. What was returned since then is held again, in
+    suspense, until its session closes.
     """
     told = set()
     for beat in beats_after(connection, ""):
@@ -24,6 +25,11 @@ def unequal(connection: Connection, sessions: AbstractSet[str]) -> Iterator[str]
         yield from map(_words, judge(session, session.told_us + WAIT_US + 1).differences)
     for uid in sorted(sessions - told):
         yield f"the meter of {uid[:4]} told nothing to reconcile"
+    if restored:
+        return
+    for found in own_differences(connection, Scope()):
+        if found.session in sessions:
+            yield _words(found)
 
 
 def _words(found: Difference) -> str:
