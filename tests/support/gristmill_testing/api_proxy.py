@@ -286,6 +286,15 @@ async def _end_the_rest() -> None:
         await asyncio.wait(rest, timeout=10)
 
 
+async def _cut_the_rest(loop: asyncio.AbstractEventLoop) -> None:
+    """Connections that wait for a peer which hangs: TLS ends only when both sides say so."""
+    await loop.shutdown_asyncgens()
+    for transport in list(loop._transports.values()):  # type: ignore[attr-defined]
+        transport.abort()
+    for _ in range(3):  # What is aborted is closed in a turn after this one.
+        await asyncio.sleep(0)
+
+
 @contextmanager
 def api_proxy(target: str, tls: ssl.SSLContext | bool = True) -> Iterator[ApiProxy]:
     """Serve on a free loopback port until the end of the block. `target`: https://host:port."""
@@ -321,7 +330,7 @@ def api_proxy(target: str, tls: ssl.SSLContext | bool = True) -> Iterator[ApiPro
                 ready.set_exception(error)
             raise
         finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(_cut_the_rest(loop))
             loop.close()
 
     thread = threading.Thread(target=main, name="api-proxy", daemon=True)
