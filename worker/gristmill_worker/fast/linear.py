@@ -62,7 +62,7 @@ class Span:
 
 
 @cache
-def packing_works(dtype: torch.dtype = torch.bfloat16) -> bool:
+def packing_works(dtype: torch.dtype) -> bool:
     """Whether oneDNN's packed linear gives what a plain one gives here."""
     if dtype not in PROBE_ERRORS:
         return False
