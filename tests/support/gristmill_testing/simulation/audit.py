@@ -213,12 +213,9 @@ class Audit:
 
     def _check_reconciliation(self) -> None:
         """Worker = log = ledger. Of a volume that was lost nobody knows what its log held."""
-        alive, restored = (
-            set(self.world.names) - set(self.world.keeper.lost),
-            self.world.books.restored,
-        )
-        with self.world.books.look() as connection:
-            for wrong in unequal(connection, alive, restored=restored):
+        books, alive = self.world.books, set(self.world.names) - set(self.world.keeper.lost)
+        with books.look() as connection:
+            for wrong in unequal(connection, alive, restored=books.restored):
                 self.fail(wrong)
 
     def _check_sequences(self, rows: list[dict[str, Any]]) -> None:
