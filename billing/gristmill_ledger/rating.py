@@ -34,12 +34,12 @@ _ROWS: Final[Any] = (  # Any: a select of COLUMNS
     )
     .order_by(_EVENT.seq)
 )
+_LAG: Final = schema.tenant_head.c.seq - func.coalesce(tables.rating_cursor.c.seq, 0)
 _BEHIND: Final = (
-    select(schema.tenant_head.c.tenant)
+    select(schema.tenant_head.c.tenant, _LAG.label("lag"))
     .outerjoin(tables.rating_cursor, tables.rating_cursor.c.tenant == schema.tenant_head.c.tenant)
-    .where(schema.tenant_head.c.seq > func.coalesce(tables.rating_cursor.c.seq, 0))
-    # Who lags most comes first, so that a busy tenant never keeps the others waiting.
-    .order_by(func.coalesce(tables.rating_cursor.c.seq, 0) - schema.tenant_head.c.seq)
+    .where(_LAG > 0)
+    .order_by(_LAG.desc(), schema.tenant_head.c.tenant)
     .limit(bindparam("most"))
 )
 _CURSOR: Final = (
@@ -92,21 +92,38 @@ def rows_behind(connection: Connection) -> int:
     return int(behind)
 
 
+def shares(lags: Sequence[tuple[str, int]], rows_max: int) -> dict[str, int]:
+    """How many rows of which tenant are rated at once: all of who lags most, then of the next.
+
+    lags: tenants and rows behind, the most first. A tenant costs its statements however few its rows are,
+    so that many rows of few tenants take the least time.
+    """
+    parts: dict[str, int] = {}
+    left = rows_max
+    for tenant, lag in lags:
+        if left == 0:
+            break
+        parts[tenant] = min(lag, left)
+        left -= parts[tenant]
+    return parts
+
+
 def rate_behind(connection: Connection, *, book: str, now_us: int, rows_max: int) -> Progress:
     """Rate what is stored and not rated yet, of a few tenants and at most `rows_max` rows.
 
     book: prices sessions without a book of their own.
     """
     most = min(limits.RATING_TENANTS_MAX, max(1, rows_max // SHARE_ROWS))
-    # Sorted: two followers that meet lock the tenants in one order.
-    tenants = sorted(connection.execute(_BEHIND, {"most": most}).scalars())
-    if not tenants:
+    lags = [(row.tenant, row.lag) for row in connection.execute(_BEHIND, {"most": most})]
+    if not lags:
         return Progress(rows=0, unpriced=0, more=False)
     rates = load_rates(connection)
     done = unpriced = 0
-    more = len(tenants) == most
-    for tenant in tenants:
-        rows, head = _take(connection, tenant, max(1, rows_max // len(tenants)))
+    parts = shares(lags, rows_max)
+    more = len(lags) == most or len(parts) < len(lags)
+    # Sorted: two followers that meet lock the tenants in one order.
+    for tenant, part in sorted(parts.items()):
+        rows, head = _take(connection, tenant, part)
         if rows:
             unpriced += _rate(connection, rates, tenant, rows, (book, now_us))
             more |= rows[-1].seq < head

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from gristmill_contracts.usage import TOKEN_TYPES, Counts, UsageEvent
 from gristmill_ledger.database import Database
-from gristmill_ledger.rating import rate_behind, rows_behind
+from gristmill_ledger.rating import rate_behind, rows_behind, shares
 from gristmill_ledger.rollups import DAY_US, HOUR_US, day_of, hour_of, month_of
 from gristmill_testing.ledger import START_US, make_event
 from gristmill_testing.ledger_store import (
@@ -139,6 +139,19 @@ def test_sums_equal_the_rows_for_any_arrival(database: Database, seed: int) -> N
     check_i5(database)
     assert database.read_now(rows_behind) == 0
     assert answers(database) == before
+
+
+@pytest.mark.parametrize(
+    ("rows_max", "parts"),
+    [
+        (250, {"deep": 250}),
+        (1000, {"deep": 900, "next": 100}),
+        (1200, {"deep": 900, "next": 280, "last": 20}),
+        (5000, {"deep": 900, "next": 280, "last": 30}),
+    ],
+)
+def test_who_lags_most_is_rated_first_and_whole(rows_max: int, parts: dict[str, int]) -> None:
+    assert shares([("deep", 900), ("next", 280), ("last", 30)], rows_max) == parts
 
 
 def test_an_answer_is_the_same_before_during_and_after_rating(database: Database) -> None:
