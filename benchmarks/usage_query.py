@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, text
 
 from gristmill_contracts.http import RegisterProducer
 from gristmill_contracts.ids import SessionUid, TenantName
@@ -117,8 +117,8 @@ def load(url: str, world: World) -> tuple[int, int]:
                 batch, monthly = [], []
     with engine.begin() as connection:
         for statement in totals_statements():
-            connection.exec_driver_sql(statement)
-        connection.exec_driver_sql("ANALYZE")
+            connection.execute(text(statement))
+        connection.execute(text("ANALYZE"))
     engine.dispose()
     return hours, months
 
