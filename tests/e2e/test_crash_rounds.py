@@ -76,6 +76,7 @@ def test_rounds_of_kills_leave_nothing_lost_double_or_overspent(
     for _ in range(ROUNDS):
         rounds.round()
         rounds.audit(client.training_session_name)
+    instance.books.expect_no_difference(client.training_session_name, timeout_s=120.0)
     print(f"{rounds.rounds} rounds, kills {dict(rounds.kills)}, inside {dict(rounds.landed)}")
     assert rounds.rounds == ROUNDS
     assert all(rounds.kills[part] >= ROUNDS // len(PARTS) for part in PARTS)
