@@ -5,8 +5,8 @@ exactly what is not rated yet: late, repeated and reordered deliveries, restarts
 change nothing about it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, select
@@ -15,6 +15,7 @@ from gristmill_contracts import limits
 from gristmill_contracts.usage import TOKEN_TYPES, Counts
 from gristmill_ledger import schema
 from gristmill_ledger.database import insert_or_skip
+from gristmill_ledger.driver import change_all, insert_all
 from gristmill_ledger.rates import UNRATED, Rate, Rates, load_rates
 from gristmill_ledger.registry import session_books
 from gristmill_ledger.rollups import ROW, Rollups, bring_in
@@ -55,6 +56,11 @@ _MOVE: Final = (
     .where(tables.rating_cursor.c.tenant == bindparam("key"))
     .values(seq=bindparam("value"))
 )
+_MOVE_ALL: Final = (
+    "UPDATE rating_cursor AS known SET seq = told.seq "
+    "FROM unnest(%s::text[], %s::bigint[]) AS told (tenant, seq) WHERE known.tenant = told.tenant"
+)
+"""Their rows are locked already, so that the order does not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +123,22 @@ def rate_behind(connection: Connection, *, book: str, now_us: int, rows_max: int
     lags = [(row.tenant, row.lag) for row in connection.execute(_BEHIND, {"most": most})]
     if not lags:
         return Progress(rows=0, unpriced=0, more=False)
-    rates = load_rates(connection)
-    done = unpriced = 0
     parts = shares(lags, rows_max)
     more = len(lags) == most or len(parts) < len(lags)
+    taken = {}
     # Sorted: two followers that meet lock the tenants in one order.
     for tenant, part in sorted(parts.items()):
         rows, head = _take(connection, tenant, part)
         if rows:
-            unpriced += _rate(connection, rates, tenant, rows, (book, now_us))
+            taken[tenant] = rows
             more |= rows[-1].seq < head
-        done += len(rows)
-    return Progress(rows=done, unpriced=unpriced, more=more)
+    books = session_books(connection, {row.session for rows in taken.values() for row in rows})
+    step = Step(rates=load_rates(connection), books=books, default_book=book, now_us=now_us)
+    for tenant, rows in taken.items():
+        step.rate(tenant, rows)
+    step.write(connection)
+    done = sum(len(rows) for rows in taken.values())
+    return Progress(rows=done, unpriced=step.unpriced, more=more)
 
 
 def _take(connection: Connection, tenant: str, rows_max: int) -> tuple[Sequence[Any], int]:
@@ -150,37 +160,44 @@ def lock_cursor(connection: Connection, tenant: str) -> int:
     return seq
 
 
-def _rate(
-    connection: Connection,
-    rates: Rates,
-    tenant: str,
-    rows: Sequence[Any],
-    by: tuple[str, int],
-) -> int:
-    default_book, now_us = by
-    books = session_books(connection, {row.session for row in rows})
-    rollups = Rollups(tenant=tenant)
-    rated = []
-    unpriced = 0
-    for row in rows:
-        # As a tuple: by name each of these columns costs as much as all the arithmetic.
-        seq, kind, session, _project, _key, model, _operation, start_us, _odd, *tokens = row
-        if not is_billed(kind):
-            rollups.add(row, UNRATED)
-            continue
-        rate = rates.identify(books.get(session, default_book), model, start_us)
-        amount = rates.amount(rate, tokens)
-        unpriced += tokens[0] is not None and amount is None
-        rollups.add(row, rate)
-        rated.append(
-            {"tenant": tenant, "seq": seq, "run": FIRST_RUN, "rate": rate, "amount_pico": amount}
-            | {"rated_us": now_us}
-        )
-    if rated:
-        connection.execute(tables.rated_usage.insert(), rated)
-    bring_in(connection, rollups)
-    connection.execute(_MOVE, {"key": tenant, "value": rows[-1].seq})
-    return unpriced
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """What one transaction rates, of all its tenants: each table is written once, not once for each tenant."""
+
+    rates: Rates
+    books: Mapping[str, str]
+    default_book: str
+    now_us: int
+    unpriced: int = 0
+    _rollups: Rollups = field(default_factory=Rollups)
+    _rated: list[dict[str, Any]] = field(default_factory=list)  # Any: rows of rated_usage
+    _moved: list[dict[str, Any]] = field(default_factory=list)  # Any: parameters of _MOVE
+
+    def rate(self, tenant: str, rows: Sequence[Any]) -> None:  # Any: COLUMNS
+        """Rate the next rows of a tenant: at least one."""
+        rates, rollups, rated = self.rates, self._rollups, self._rated
+        for row in rows:
+            # As a tuple: by name each of these columns costs as much as all the arithmetic.
+            seq, kind, session, _project, _key, model, _operation, start_us, _odd, *tokens = row
+            if not is_billed(kind):
+                rollups.add(tenant, row, UNRATED)
+                continue
+            book = self.books.get(session, self.default_book)
+            rate = rates.identify(book, model, start_us)
+            amount = rates.amount(rate, tokens)
+            self.unpriced += tokens[0] is not None and amount is None
+            rollups.add(tenant, row, rate)
+            rated.append(
+                {"tenant": tenant, "seq": seq, "run": FIRST_RUN, "rate": rate}
+                | {"amount_pico": amount, "rated_us": self.now_us}
+            )
+        self._moved.append({"key": tenant, "value": rows[-1].seq})
+
+    def write(self, connection: Connection) -> None:
+        insert_all(connection, tables.rated_usage, self._rated)
+        bring_in(connection, self._rollups)
+        if self._moved:
+            change_all(connection, _MOVE, _MOVE_ALL, self._moved)
 
 
 def difference(old: Rate, new: Rate, counts: Counts | None) -> int | None:

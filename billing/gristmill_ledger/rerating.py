@@ -167,14 +167,14 @@ def rerate_step(  # noqa: PLR0917
     lock_cursor(connection, place.tenant)
     changes = list(_changes(connection, place, request, default_book))
     number = run if run is not None else begin_run(connection, request, now_us=now_us)
-    rollups = Rollups(tenant=place.tenant)
+    rollups = Rollups()
     added = []
     for change in changes:
         if change.other_currency:
             continue
         rate = change.rates.identify(change.book, change.row.model, change.row.op_start_us)
-        rollups.add(change.row, change.row.rate, sign=-1)
-        rollups.add(change.row, rate)
+        rollups.add(place.tenant, change.row, change.row.rate, sign=-1)
+        rollups.add(place.tenant, change.row, rate)
         added.append(
             {"tenant": place.tenant, "seq": change.row.seq, "run": number, "rate": rate}
             | {"amount_pico": change.amount, "rated_us": now_us}

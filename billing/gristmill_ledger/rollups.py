@@ -68,16 +68,15 @@ def _bounded(time_us: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Rollups:
-    """Differences to be brought in."""
+    """Differences to be brought in, of any number of tenants."""
 
-    tenant: str
     hours: dict[Key, list[int]] = field(default_factory=dict)
     months: dict[Key, list[int]] = field(default_factory=dict)
     through: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
     takes_away: bool = False
 
-    def add(self, row: Sequence[Any], rate: int, sign: int = 1) -> None:  # Any: columns of ROW
-        """Count a row under a rate; with sign -1, no longer."""
+    def add(self, tenant: str, row: Sequence[Any], rate: int, sign: int = 1) -> None:
+        """Count a row (the columns of ROW) under a rate; with sign -1, no longer."""
         seq, kind, session, project, key, model, operation, start_us, odd, *tokens = row[:WIDTH]
         unknown = tokens[0] is None
         counts = [0] * len(TOKEN_TYPES) if unknown else tokens
@@ -87,8 +86,8 @@ class Rollups:
                 part = seq
         rest = (model, operation, kind, int(odd is not None), rate, part)
         values = [1, int(unknown), *counts, *(int(count != 0) for count in counts)]
-        hour = (self.tenant, hour_of(start_us), session, project, key, *rest)
-        month = (self.tenant, month_of(start_us), "", "", "", *rest)
+        hour = (tenant, hour_of(start_us), session, project, key, *rest)
+        month = (tenant, month_of(start_us), "", "", "", *rest)
         for sums, place in ((self.hours, hour), (self.months, month)):
             known = sums.get(place)
             if known is None:
