@@ -97,3 +97,27 @@ def test_uniforms_differ_by_each_coordinate_and_never_change() -> None:
     assert all(0 <= value < 1 for value in values)
     # Recorded: a seed means the same tokens in every release.
     assert uniform(1, 2, 3) == 0.4175580595044027
+
+
+@pytest.mark.parametrize("vocabulary", [4, BLOCK, BLOCK + 7])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_takes_some_token_and_its_neighbour_the_same_as_ever(
+    vocabulary: int, value: float
+) -> None:
+    """An index out of range would fail the whole batch; on a GPU it would end the process."""
+    fine = torch.linspace(-1, 1, vocabulary)
+    logits = torch.stack([torch.full((vocabulary,), value), fine])
+    numbers = torch.tensor([0.7, 0.7], dtype=torch.float64)
+    kept = distribution(logits, 1.0, 3, 0.9)
+    for broken, neighbour, alone in (
+        (*draw(logits, 1.0, numbers).tolist(), draw(fine[None], 1.0, numbers[1:]).item()),
+        (*pick(kept, numbers).tolist(), pick(kept[1:], numbers[1:]).item()),
+    ):
+        assert 0 <= broken < vocabulary
+        assert neighbour == alone
+
+
+def test_the_lowest_temperature_above_zero_is_the_argmax() -> None:
+    """5e-324 is a float too, by which no logit can be divided."""
+    assert distribution(LOGITS, 5e-324, 3, 0.9).tolist() == [[1, 0, 0, 0]]
+    assert draw(LOGITS, 5e-324, torch.tensor([0.99])).tolist() == [0]

@@ -11,7 +11,7 @@ import torch
 from gristmill_contracts.errors import NotFoundError
 from gristmill_contracts.http import Execute, Executed, StreamChunk
 from gristmill_contracts.operations import SampleResult, count_result
-from gristmill_testing.local_runner import Client, datum, load, make_runner, sample
+from gristmill_testing.local_runner import Client, datum, load, make_runner, ref, sample
 from gristmill_testing.samples_together import (
     FIRST,
     LONG,
@@ -230,6 +230,39 @@ def test_a_prompt_that_fails_ends_its_own_group_alone(
     newer = ask(client)
     assert len(ids(finish(client, older)[0].sequences[0])) == 6
     assert newer.answers[0].error is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.5}, {"logprobs": "processed"}],
+    ids=["drawn", "greedy", "top_k", "top_p", "processed"],
+)
+@pytest.mark.parametrize("value", [float("nan"), 1e30], ids=["nan", "overflow"])
+def test_an_adapter_whose_numbers_have_run_away_fails_its_own_samples_alone(
+    either: Client, tmp_path: Path, options: dict[str, Any], value: float
+) -> None:
+    """Those that share its steps get what they get alone."""
+    wanted: dict[str, Any] = {"max_tokens": 12, "top_k": 50, "stop": []}
+    expected = either.sample(**wanted)
+    astray = second_client(either, tmp_path)
+    astray.session.adapter.weights.fill_(value)
+    adapter = ref(astray.save_weights())
+    params = msgspec.structs.replace(sample(stop=[]).params, max_tokens=6, **options)
+    broken = msgspec.structs.replace(sample(num_samples=3, adapter=adapter), params=params)
+    older = ask(either, **wanted)
+    either.runner.sampler.turn()
+    answers: list[Executed] = []
+    call = Execute(index=0, op_id=f"{SECOND}/log/9", operation=broken)
+    either.runner.begin(SECOND, call, answers.append)
+    newer = ask(either, **wanted)
+    for found in finish(either, older, newer):
+        assert ids(found.sequences[0]) == ids(expected.sequences[0])
+    assert answers[0].result is None
+    assert answers[0].error is not None
+    assert answers[0].error.code == "operation_failed"
+    assert f"checkpoint {adapter.name} gives log-probabilities that are not finite" in (
+        answers[0].error.message
+    )
 
 
 def test_closing_a_session_ends_its_samples_and_no_others(client: Client, tmp_path: Path) -> None:

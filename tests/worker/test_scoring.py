@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from gristmill_contracts.errors import OperationFailedError
 from gristmill_contracts.operations import (
     ComputeLogprobs,
     ComputeLogprobsResult,
@@ -62,6 +63,20 @@ def test_one_token_of_prompt_scores_nothing(client: Client) -> None:
     assert isinstance(result, ComputeLogprobsResult)
     assert len(result.logprobs.tolist()) == 1
     assert result.topk == [[]]
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e30], ids=["nan", "overflow"])
+def test_scores_that_are_not_numbers_are_an_error_that_names_the_checkpoint(
+    client: Client, value: float
+) -> None:
+    client.session.adapter.weights.fill_(value)
+    adapter = ref(client.save_weights())
+    words = f"checkpoint {adapter.name} gives log-probabilities that are not finite"
+    with pytest.raises(OperationFailedError, match=words):
+        client.run(ComputeLogprobs(prompt=tensor("int64", [5, 6, 7]), topk=2, adapter=adapter))
+    with pytest.raises(OperationFailedError, match=words):
+        client.sample(include_prompt_logprobs=True, adapter=adapter)
+    assert client.sample(include_prompt_logprobs=True).prompt_logprobs is not None
 
 
 def trained_weights(client: Client) -> SaveResult:

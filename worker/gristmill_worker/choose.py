@@ -17,7 +17,7 @@ def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -
     temperature > 0; top_k -1 = off; top_p keeps the token that crosses it. Among equal logits
     the lower token id comes first.
     """
-    z = logits.double() / temperature
+    z = logits.double() / max(temperature, TEMPERATURE_MIN)
     if top_k == -1 and top_p >= 1.0:
         return torch.softmax(z, dim=-1)
     ordered, ids = torch.sort(z, dim=-1, descending=True, stable=True)
@@ -49,15 +49,19 @@ def draw(logits: Tensor, temperature: float, uniforms: Tensor) -> Tensor:
     rows = torch.arange(len(block), device=block.device)
     before = torch.where(block > 0, sums[rows, block - 1], 0.0)
     inside = blocks[rows, block].double().cumsum(dim=-1)
-    return block * BLOCK + _first_above(inside, target - before[:, None])
+    found = block * BLOCK + _first_above(inside, target - before[:, None])
+    return found.clamp_(max=logits.shape[1] - 1) if spare else found
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
-    """(B, n) growing and (B, 1) -> (B,) the first place above the target, and never one that adds nothing."""
+    """(B, n) growing and (B, 1) -> (B,) the first place above the target, and never one that adds nothing.
+
+    Of a row that is not finite: any place in it, for one that is not there would fail the whole batch.
+    """
     found = torch.searchsorted(cumulative, target, right=True)[:, 0]
     # Rounding may put the target on the very end of the sum.
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())[:, 0]
-    return torch.minimum(found, last)
+    return torch.minimum(found, last).clamp_(max=cumulative.shape[1] - 1)
 
 
 def pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:

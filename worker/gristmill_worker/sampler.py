@@ -22,7 +22,7 @@ from gristmill_worker.drawing import choose, score
 from gristmill_worker.groups import Group, Row, ending, result_of
 from gristmill_worker.prefixes import Prefixes
 from gristmill_worker.scheduler import Capacity, Need
-from gristmill_worker.scoring import score_prompt
+from gristmill_worker.scoring import not_finite, score_prompt
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class Sampler:
         if group.scores_prompt:
             tokens = torch.tensor(group.prompt, device=self.base.device)
             states, topk = torch.cat(group.hidden), group.op.topk_prompt_logprobs
-            group.prompt_logprobs = score_prompt(self.base, states, tokens, topk)
+            group.prompt_logprobs = score_prompt(self.base, states, tokens, topk, group.op.adapter)
             group.hidden = []
 
     def _begin(self, group: Group, fit: int) -> None:
@@ -316,11 +316,18 @@ class Sampler:
         self._extend(list(self.cohorts), self.base.logits(hidden))
 
     def _extend(self, cohorts: Sequence[Cohort], logits: Tensor) -> None:
-        """Give each row its next token; those that ended, and groups that nobody reads, leave."""
+        """Give each row its next token; those that ended, and groups that nobody reads, leave.
+
+        So does, with an error, a group whose numbers are not finite: those beside it go on.
+        """
         asked = [(cohort.group, row) for cohort in cohorts for row in cohort.rows]
         ids = choose(logits, asked)
         chosen = score(logits, ids, asked)
+        astray: set[int] = set()
         for (group, row), token, logprob in zip(asked, ids.tolist(), chosen, strict=True):
+            if not math.isfinite(logprob):
+                astray.add(id(group))
+                continue
             row.tokens.append(token)
             row.logprobs.append(logprob)
             row.ended = ending(self.base, group, row)
@@ -328,7 +335,10 @@ class Sampler:
         for cohort in cohorts:
             newest = ids[start : start + len(cohort.rows)]
             start += len(cohort.rows)
-            self._keep_going(cohort, newest)
+            if id(cohort.group) in astray:
+                self._finish(cohort.group, not_finite(cohort.group.op.adapter))
+            else:
+                self._keep_going(cohort, newest)
 
     def _keep_going(self, cohort: Cohort, newest: Tensor) -> None:
         group = cohort.group

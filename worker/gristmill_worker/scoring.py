@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gristmill_contracts import operations
-from gristmill_contracts.operations import ComputeLogprobs, ComputeLogprobsResult
+from gristmill_contracts.errors import OperationFailedError
+from gristmill_contracts.operations import CheckpointRef, ComputeLogprobs, ComputeLogprobsResult
 from gristmill_worker.adapter import Adapter
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.tensors import from_torch, to_torch
@@ -14,6 +15,15 @@ from gristmill_worker.tensors import from_torch, to_torch
 HEAD_ROWS: Final = 256
 
 TopK = list[list[tuple[int, float]]]
+
+
+def not_finite(ref: CheckpointRef | None) -> OperationFailedError:
+    """The error of a model whose numbers have run away; None is the base."""
+    who = "the base model" if ref is None else f"checkpoint {ref.name}"
+    return OperationFailedError(
+        f"{who} gives log-probabilities that are not finite; its weights have grown too large: "
+        "use an earlier checkpoint, and train on from there at a lower rate"
+    )
 
 
 @torch.inference_mode()
@@ -24,14 +34,17 @@ def compute_logprobs(
     tokens = to_torch(op.prompt).to(base.device)
     with base.selected(adapter):
         hidden = base.hidden(tokens[None])
-        logprobs, topk = score_prompt(base, hidden, tokens, op.topk)
+        logprobs, topk = score_prompt(base, hidden, tokens, op.topk, op.adapter)
     return ComputeLogprobsResult(logprobs=logprobs, topk=topk)
 
 
 def score_prompt(
-    base: BaseModel, hidden: Tensor, tokens: Tensor, topk: int
+    base: BaseModel, hidden: Tensor, tokens: Tensor, topk: int, ref: CheckpointRef | None
 ) -> tuple[operations.Tensor, TopK | None]:
-    """hidden (P, h), tokens (P,) -> float32 (P,), and the `topk` best (id, logprob) of each position."""
+    """hidden (P, h), tokens (P,) -> float32 (P,), and the `topk` best (id, logprob) of each position.
+
+    Raises OperationFailedError, naming `ref`, where a score is not a number.
+    """
     logprobs = torch.full(tokens.shape, torch.nan)
     best: TopK = [[]]
     for start in range(0, len(tokens) - 1, HEAD_ROWS):
@@ -45,4 +58,6 @@ def score_prompt(
                 list(zip(one_ids, one_values, strict=True))
                 for one_ids, one_values in zip(ids.tolist(), values.tolist(), strict=True)
             ]
+    if bool(torch.isnan(logprobs[1:]).any()):
+        raise not_finite(ref)
     return from_torch(logprobs), best if topk else None
