@@ -8,7 +8,7 @@ import transformers
 
 from gristmill_worker.base_model import BaseModel
 
-ENGINE_VERSION: Final = 2
+ENGINE_VERSION: Final = 3
 """Raised by every change to the engine that may change a last bit: packing, kernels, summation."""
 
 
