@@ -19,6 +19,7 @@ from gristmill_worker.fast import kernels
 from gristmill_worker.fast.cache import FastCache
 from gristmill_worker.fast.decoder import Decoder, DecoderFunction, How, Parts, Selected
 from gristmill_worker.fast.linear import Factors, Shared, fuse_factors, packing_works
+from gristmill_worker.fast.native import NativeStep, native_step
 from gristmill_worker.fast.output import head_of
 from gristmill_worker.fast.rope import Rope
 from gristmill_worker.fast.seats import Alone, Mixed
@@ -60,6 +61,8 @@ class FastModel(BaseModel):
     packed = True
     block = PROMPT_BLOCK
     retries = True
+    compiles = False
+    """Whether kernels are worth compiling: a large model's are."""
 
     def __init__(
         self, *, folder: Path, facts: ModelFacts, tokenizer: Any, decoder: Decoder, head: Head
@@ -74,6 +77,7 @@ class FastModel(BaseModel):
         blocks = decoder.weights.blocks
         self.shards = blocks if isinstance(blocks, ShardedBlocks) else None
         self.pools = Pools(shape)
+        self._native: NativeStep | Decoder | None = None
         self.now = NOTHING
         self.anchor = torch.zeros((), device=head.weight.device, requires_grad=True)
 
@@ -202,9 +206,15 @@ class FastModel(BaseModel):
         tokens = torch.cat([parts[at].tokens for at in order])
         everyone = torch.arange(start, device=self.device)
         places = [everyone[s : s + len(p.tokens)] for s, p in zip(starts, parts, strict=True)]
-        hidden = self.decoder.step(tokens, seats, self._adapters(parts, places))
+        hidden = self._stepper().step(tokens, seats, self._adapters(parts, places))
         seats.close()
         return hidden[torch.cat(places)]
+
+    def _stepper(self) -> NativeStep | Decoder:
+        """Chosen at the first step, so that whoever trains alone builds nothing, and kept."""
+        if self._native is None:
+            self._native = (native_step(self.decoder) if self.compiles else None) or self.decoder
+        return self._native
 
     def _adapters(self, parts: Sequence[Part], places: list[Tensor]) -> list[Shared]:
         """Who serves which places of the batch."""
@@ -311,11 +321,13 @@ def load_fast(
         ) from error
     rope = Rope(AutoConfig.from_pretrained(folder, local_files_only=True), device)
     chosen = kernels.compiled() if large else kernels.EAGER
-    return FastModel(
+    model = FastModel(
         folder=folder, facts=facts, tokenizer=tokenizer,
         decoder=Decoder(shape, weights, rope, chosen),
         head=head_of(weights.head, pack=pack and dtype == torch.float32),
     )  # fmt: skip
+    model.compiles = large
+    return model
 
 
 def packs(dtype: torch.dtype, *, large: bool) -> bool:
