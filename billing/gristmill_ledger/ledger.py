@@ -129,7 +129,13 @@ class Ledger:
         if copies is not None:
             await asyncio.to_thread(copies.open)
         key = await asyncio.to_thread(open_key, self.settings)
-        return Keeper(database=self.database, metrics=self.metrics, key=key, copies=copies)
+        return Keeper(
+            database=self.database,
+            metrics=self.metrics,
+            key=key,
+            copies=copies,
+            old_keys=self.settings.chain_old_keys,
+        )
 
     async def close(self) -> None:
         await self.wake()

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gristmill_contracts import limits
+from gristmill_contracts.chain.notes import parse_keys
+from gristmill_contracts.errors import InvalidRequestError
 
 ENV_PREFIX: Final = "GRISTMILL_LEDGER_"
 
@@ -32,6 +34,8 @@ class LedgerSettings(BaseSettings):
     """File of the Ed25519 key (PEM) that signs heads. Not set: made beside the SQLite file; none with PostgreSQL."""
     chain_name: str = "gristmill"
     """Name of that key in signed heads: one for each ledger, without spaces and plus signs."""
+    chain_old_keys: str = ""
+    """Verifier keys that heads were signed with before that one, with spaces between. The ledger tells them too."""
     chain_copies_dir: Path | None = None
     """Folder on another volume that signed heads are copied to. Not set: the bucket of artifacts_url, if any."""
     artifacts_dir: Path | None = None
@@ -62,6 +66,15 @@ class LedgerSettings(BaseSettings):
     shutdown_delay_s: float = Field(default=0.0, ge=0, le=600)
     """How long new requests are still served after SIGTERM, while others learn to go elsewhere."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+
+    @field_validator("chain_old_keys")
+    @classmethod
+    def _are_keys(cls, text: str) -> str:
+        try:
+            parse_keys(text)
+        except InvalidRequestError as error:
+            raise ValueError(error.message) from error
+        return text
 
     @model_validator(mode="after")
     def _one_url(self) -> Self:

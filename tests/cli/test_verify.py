@@ -85,6 +85,35 @@ async def test_a_key_that_is_not_the_ledgers_finds_its_heads_forged(
     assert "forged" in await run(commands, ledger, "--key", stranger, code=3)
 
 
+async def test_heads_of_the_key_before_are_verified_after_a_change_of_keys(
+    commands: Commands, ledger: LedgerClient, tmp_path: Path
+) -> None:
+    """By a ledger that tells both keys, and offline by whoever kept what it told."""
+    await run(commands, ledger, "--sign")
+    old = (await run(commands, ledger, "--show-key")).strip()
+    key, file, kept = tmp_path / "new.pem", tmp_path / "audit.cbor", tmp_path / "ledger.key"
+    key.write_bytes(new_key_pem())
+    new = str(read_key_pem(key.read_bytes(), "gristmill").verifier)
+    async with running_ledger(
+        tmp_path / "ledger", chain_key_file=key, chain_old_keys=old
+    ) as changed:
+        await changed.register("acme", tenant="acme", session="acme")
+        await changed.post("acme", [make_event(ROWS + 1, tenant="acme", session="acme")])
+        kept.write_text(await run(commands, changed, "--show-key"))
+        assert kept.read_text().split() == [new, old]
+        online = await run(commands, changed, "--sign", "--export", str(file), "-o", "json")
+        assert [each["signed_seq"] for each in online["tenants"]] == [ROWS + 1, ROWS]
+        await run(commands, changed, "--key", str(kept))
+        assert "forged" in await run(commands, changed, "--key", new, code=3)
+    assert (
+        await run(commands, None, "--offline", str(file), "--key", str(kept), "-o", "json")
+        == online
+    )
+    await run(commands, None, "--offline", str(file), "--key", new, "--key", old)
+    kept.write_text("\n")
+    assert "empty" in await run(commands, None, "--offline", str(file), "--key", str(kept), code=1)
+
+
 async def test_an_export_is_verified_without_the_ledger(
     commands: Commands, ledger: LedgerClient, tmp_path: Path
 ) -> None:

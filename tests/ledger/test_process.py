@@ -135,6 +135,7 @@ def test_help_names_every_setting(tmp_path: Path) -> None:
         ({"PROT": "8000"}, "GRISTMILL_LEDGER_PROT"),
         ({"PORT": "99999"}, "port"),
         ({"LOG_LEVEL": "LOUD"}, "log_level"),
+        ({"CHAIN_OLD_KEYS": "gristmill+12345678+AQ=="}, "chain_old_keys"),
     ],
 )
 def test_a_bad_setting_is_named_and_ends_the_start(

@@ -8,7 +8,7 @@ import pytest
 
 from gristmill_contracts import limits
 from gristmill_contracts.chain import encoding
-from gristmill_contracts.chain.notes import open_note
+from gristmill_contracts.chain.notes import new_key_pem, open_note
 from gristmill_contracts.errors import NotFoundError
 from gristmill_ledger.__main__ import main
 from gristmill_ledger.chain import verify
@@ -19,7 +19,7 @@ from gristmill_ledger.database import Database
 from gristmill_ledger.settings import LedgerSettings
 from gristmill_testing.falsified import export_file, falsify, fill_chain, sign, signing_key
 from gristmill_testing.ledger import make_event
-from gristmill_testing.ledger_store import post
+from gristmill_testing.ledger_store import NOW_US, post
 
 
 @pytest.fixture(autouse=True)
@@ -217,6 +217,31 @@ class TestCommand:
         assert main(["verify", "--offline", str(good), *options]) == 0
         assert main(["verify", "--offline", str(bad), *options]) == 1
         assert main(["verify", "--offline", str(good), "--key", str(signing_key().verifier)]) == 1
+
+    @pytest.mark.parametrize("told", [True, False], ids=["old key told", "old key forgotten"])
+    def test_after_a_change_of_keys_every_head_is_verified(
+        self,
+        settings: LedgerSettings,
+        database: Database,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        told: bool,
+    ) -> None:
+        """The heads before it are signed by the key before it, which the settings name."""
+        assert settings.chain_key_file is not None
+        old = existing_key(settings)
+        assert old is not None
+        settings.chain_key_file.write_bytes(new_key_pem())
+        new = existing_key(settings)
+        assert new is not None
+        post(database, [make_event(10, session="s-acme")], "s-acme")
+        sign(database, new, at_us=NOW_US + 1)
+        if told:
+            monkeypatch.setenv("GRISTMILL_LEDGER_CHAIN_OLD_KEYS", f"{old.verifier} {new.verifier}")
+        assert main(["verify", "-o", "json"]) == (0 if told else 1)
+        (found,) = json.loads(capsys.readouterr().out)["tenants"]
+        assert (found["signed_seq"], found["heads"]) == (10, 2 if told else 1)
+        assert told or "forged" in found["fault"]["what"]
 
 
 def test_the_select_reads_the_columns_of_the_chain() -> None:

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from gristmill_contracts.chain.export import Auditor, Report, read_items
-from gristmill_contracts.chain.files import read_heads, read_key
+from gristmill_contracts.chain.files import read_heads, read_keys
 from gristmill_contracts.chain.notes import SignedHead, VerifierKey
 from gristmill_contracts.errors import GristmillError
-from gristmill_ledger.chain.keys import existing_key
+from gristmill_ledger.chain.keys import existing_key, told_keys
 from gristmill_ledger.chain.verify import verify_database
 from gristmill_ledger.settings import LedgerSettings
 
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
         "--offline", type=Path, metavar="FILE", help="an export instead of the database"
     )
     made.add_argument(
-        "--key", action="append", default=[], help="verifier key, or a file of one (repeatable)"
+        "--key", action="append", default=[], help="verifier key, or a file of them (repeatable)"
     )
     made.add_argument(
         "--heads", type=Path, help="signed heads that were kept elsewhere: a file or a folder"
@@ -64,12 +64,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def verify(options: argparse.Namespace) -> Report:
-    keys = [read_key(text) for text in options.key]
+    keys = [found for text in options.key for found in read_keys(text)]
     if options.offline is not None:
         return _verify_file(options.offline, keys, options.heads)
     settings = LedgerSettings()
-    own = existing_key(settings)
-    keys = keys or ([] if own is None else [own.verifier])
+    keys = keys or told_keys(existing_key(settings), settings.chain_old_keys)
     return verify_database(
         settings.url,
         keys=keys,

@@ -25,6 +25,7 @@ from gristmill_ledger.chain.heads import (
     sign_heads,
     unsigned_tenants,
 )
+from gristmill_ledger.chain.keys import told_keys
 from gristmill_ledger.chain.pages import chain_heads, walk_page
 from gristmill_ledger.database import Database
 from gristmill_ledger.metrics import Metrics
@@ -45,6 +46,8 @@ class Keeper:
     """None = heads are not signed."""
     copies: ArtifactStore | None
     """Where signed heads are copied to; None = nowhere."""
+    old_keys: str = ""
+    """Verifier keys that signed heads before."""
     walks: dict[str, Walk] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     copied: dict[str, int] = field(default_factory=dict)
@@ -53,8 +56,8 @@ class Keeper:
 
     @property
     def verifiers(self) -> list[VerifierKey]:
-        """The public halves of the keys that this ledger signs with."""
-        return [] if self.key is None else [self.key.verifier]
+        """The public halves of the keys that this ledger signs, and has signed, with."""
+        return told_keys(self.key, self.old_keys)
 
     async def run(self) -> None:
         """Never ends by itself: what fails is tried again."""

@@ -4,7 +4,13 @@ import logging
 import os
 from pathlib import Path
 
-from gristmill_contracts.chain.notes import SigningKey, new_key_pem, read_key_pem
+from gristmill_contracts.chain.notes import (
+    SigningKey,
+    VerifierKey,
+    new_key_pem,
+    parse_keys,
+    read_key_pem,
+)  # fmt: skip
 from gristmill_ledger.settings import LedgerSettings
 
 log = logging.getLogger(__name__)
@@ -31,6 +37,12 @@ def existing_key(settings: LedgerSettings) -> SigningKey | None:
     if path is None or (settings.chain_key_file is None and not path.exists()):
         return None
     return read_key_pem(path.read_bytes(), settings.chain_name)
+
+
+def told_keys(own: SigningKey | None, old: str) -> list[VerifierKey]:
+    """The keys that heads of this ledger are signed with: today's, and those before it."""
+    keys = [] if own is None else [own.verifier]
+    return keys + [key for key in parse_keys(old) if key not in keys]
 
 
 def _path(settings: LedgerSettings) -> Path | None:

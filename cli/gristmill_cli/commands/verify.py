@@ -18,7 +18,7 @@ from gristmill_cli.local.instance import require_instance
 from gristmill_cli.options import ClusterKeyFile, DataDir, LedgerUrl, find_layout
 from gristmill_cli.output import print_table, reports_errors, say
 from gristmill_contracts.chain.export import Auditor, Report
-from gristmill_contracts.chain.files import read_heads, read_key
+from gristmill_contracts.chain.files import read_heads, read_keys
 from gristmill_contracts.chain.notes import VerifierKey
 
 BROKEN: Final = 3
@@ -57,7 +57,7 @@ def verify(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            help="Verifier key of signed heads, or a file of one. Not given: as the ledger says."
+            help="Verifier key of signed heads, or a file with one on each line; may be repeated. Not given: as the ledger says."
         ),
     ] = None,
     heads: Annotated[
@@ -79,12 +79,15 @@ def verify(
     ] = False,
     show_key: Annotated[
         bool,
-        typer.Option("--show-key", help="Print the ledger's verifier key, and verify nothing."),
+        typer.Option(
+            "--show-key",
+            help="Print the ledger's verifier keys, today's first, and verify nothing.",
+        ),
     ] = False,
     output: Annotated[VerifyOutput, typer.Option("--output", "-o")] = VerifyOutput.TABLE,
 ) -> None:
     """Verify every row of usage and every signed head. Exit code 3 for a broken chain."""
-    keys = [read_key(text) for text in key or ()]
+    keys = [found for text in key or () for found in read_keys(text)]
     if offline is not None:
         if export or sign or show_key or from_checkpoint or tenant:
             raise CommandError(

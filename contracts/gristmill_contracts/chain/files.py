@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gristmill_contracts.chain.notes import SignedHead, VerifierKey, open_note
+from gristmill_contracts.chain.notes import SignedHead, VerifierKey, open_note, parse_keys
 from gristmill_contracts.errors import InvalidRequestError
 
 
-def read_key(text: str) -> VerifierKey:
-    """A verifier key, or the path of a file that holds one. Raises InvalidRequestError."""
+def read_keys(text: str) -> list[VerifierKey]:
+    """A verifier key, or the path of a file that holds one on each line. Raises InvalidRequestError."""
     path = Path(text)
     try:
-        return VerifierKey.parse(path.read_text() if "+" not in text or path.exists() else text)
+        found = path.read_text() if "+" not in text or path.exists() else text
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(
             f"key {text!r} can be read neither as key nor as file: {error}"
         ) from error
+    if not found.split():
+        raise InvalidRequestError(f"key file {text!r} is empty; without a key heads prove nothing")
+    return parse_keys(found)
 
 
 def read_heads(path: Path, keys: Sequence[VerifierKey]) -> list[SignedHead]:

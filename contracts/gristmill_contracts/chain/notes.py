@@ -89,6 +89,11 @@ class VerifierKey:
         return key
 
 
+def parse_keys(text: str) -> list[VerifierKey]:
+    """Verifier keys with white space between, each once and in this order. Raises InvalidRequestError."""
+    return list(dict.fromkeys(map(VerifierKey.parse, text.split())))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigningKey:
     """The key of a ledger. Its name is part of every note."""
