@@ -246,6 +246,9 @@ class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool
     period: PeriodView
     """The running one."""
+    unheard_of: Literal["", "tenant", "project", "session"] = ""
+    """What it names that nobody has told the ledger of so far: its tenant, or else its scope. Perhaps it is to come,
+    perhaps misspelt. Keys are told of by nobody."""
 
 
 class BudgetPage(msgspec.Struct, frozen=True, kw_only=True):

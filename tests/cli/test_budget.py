@@ -11,7 +11,7 @@ from typer.testing import Result
 
 from gristmill_cli.commands.budget import show
 from gristmill_contracts.budgets import Lease
-from gristmill_contracts.http import Empty, RegisterSession
+from gristmill_contracts.http import Empty, RegisterSession, TenantAccount
 from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_contracts.units import now_us
 from gristmill_ledger.budgets import suspense
@@ -101,6 +101,53 @@ async def test_what_is_in_suspense_is_decided(run: Run, ledger: LedgerClient) ->
     shown = json.loads((await run("get", "all", "-t", "acme", "-o", "json")).stdout)
     assert (shown["period"]["late_posted"], shown["shown"]["left"]) == (700, "300")
     assert "nothing is in suspense" in (await run("suspense")).stderr
+
+
+async def test_a_budget_for_what_nobody_knows_is_made_and_says_so(
+    run: Run, ledger: LedgerClient
+) -> None:
+    await ledger.ask(TenantAccount, "PUT", "/v1/tenants/acme")
+    misspelt = await run("set", "all", "10", "-t", "acmee", "-o", "json")
+    assert misspelt.exit_code == 0
+    shown = json.loads(misspelt.stdout)
+    (warning,) = shown["warnings"]
+    assert "nobody knows a tenant 'acmee'" in warning
+    assert misspelt.stderr.splitlines() == [f"warning: {warning}"]
+    assert "tenant 'acmee'" in (await run("get", "all", "-t", "acmee")).stderr
+    for kind in ("session", "project"):
+        arguments = ("-t", "acme", "--scope-type", kind, "--scope", "of-nobody")
+        unknown = await run("set", kind, "10", *arguments)
+        assert unknown.exit_code == 0
+        assert f"nobody knows a {kind} 'of-nobody' in tenant acme" in unknown.stderr
+    known = await run("set", "all", "10", "-t", "acme", "-o", "json")
+    assert (known.stderr, json.loads(known.stdout)["warnings"]) == ("", [])
+
+
+async def test_what_the_machine_knows_before_its_ledger_is_known(
+    commands: Commands, ledger: LedgerClient
+) -> None:
+    commands.ok("keys", "create", "-t", "acme")
+    (key,) = commands.json("keys", "list", "-t", "acme")
+    mine = ("--scope-type", "key", "--scope")
+
+    async def stderr(*arguments: str) -> str:
+        found = await asyncio.to_thread(commands.run, "budget", "set", *arguments)
+        assert found.exit_code == 0, found.output
+        return str(found.stderr)
+
+    with commands.pretend_running(ledger.url):
+        assert await stderr("all", "10", "-t", "acme") == ""
+        assert "tenant 'acmee'" in await stderr("all", "10", "-t", "acmee")
+        assert await stderr("intern", "10", "-t", "acme", *mine, key["accessKeyId"]) == ""
+        assert "key 'GM'" in await stderr("typo", "10", "-t", "acme", *mine, "GM")
+
+
+async def test_an_ended_budget_is_listed_with_the_limit_that_it_had(run: Run) -> None:
+    for limit in ("100", "250"):
+        assert (await run("set", "b", limit, "-t", "acme", "--every", "day")).exit_code == 0
+    assert (await run("end", "b", "-t", "acme")).exit_code == 0
+    (ended,) = json.loads((await run("list", "--ended", "-o", "json")).stdout)
+    assert (ended["ended"], ended["limit"], ended["shown"]["limit"]) == (True, 250, "250")
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ async def test_a_budget_ends_and_its_facts_stay(client: LedgerClient) -> None:
     assert (await take(client, ask(1, 10))).holds == []  # type: ignore[union-attr]
     assert (await client.ask(BudgetPage, "GET", "/v1/budgets")).budgets == []
     (ended,) = (await client.ask(BudgetPage, "GET", "/v1/budgets", ended="true")).budgets
-    assert ended.ended
+    assert (ended.ended, ended.limit, ended.period.limit) == (True, 5, 5)
     assert not (await put(client, 5)).ended
     assert isinstance(await take(client, ask(2, 10)), Denied)
     with pytest.raises(NotFoundError):
@@ -346,3 +346,37 @@ async def test_in_a_cluster_each_may_do_its_own(tmp_path: Path) -> None:
         end = ReturnLease(session=SessionUid("s-1"), attempt=2, keep={})
         assert (await newer.ask(Renewed, "POST", f"/v1/leases/{lease.id}/return", end)).rest == {}
         await operator.ask(Empty, "DELETE", "/v1/budgets/acme/tenant", source="resource")
+
+
+async def test_a_budget_says_what_it_names_that_nobody_told_of(
+    tmp_path: Path, migrated_url: str
+) -> None:
+    async with running_ledger(tmp_path, database_url=migrated_url) as client:
+        await register(client, "s-1")
+        assert (await put(client, 5)).unheard_of == ""
+        for scope_type, known in (("session", "s-1"), ("project", "p")):
+            mine: dict[str, Any] = {"scope_type": scope_type}
+            assert (await put(client, 5, known, scope=known, **mine)).unheard_of == ""
+            unknown = await put(client, 5, f"x-{known}", scope=f"x-{known}", **mine)
+            assert unknown.unheard_of == scope_type
+        # Of another tenant: not the one that is meant.
+        await register(client, "x-s-1", "other")
+        listed = await client.ask(BudgetPage, "GET", "/v1/budgets", scope="x-s-1")
+        assert [each.unheard_of for each in listed.budgets] == ["session"]
+        misspelt = budget(5, scope="acmee")
+        made = await client.ask(BudgetView, "PUT", "/v1/budgets/acmee/all", misspelt)
+        assert made.unheard_of == "tenant"
+        await register(client, "s-2", "acmee")
+        listed = await client.ask(BudgetPage, "GET", "/v1/budgets", tenant="acmee")
+        assert [each.unheard_of for each in listed.budgets] == [""]
+
+
+async def test_an_ended_budget_keeps_the_limit_that_it_had_in_every_period(
+    tmp_path: Path, migrated_url: str
+) -> None:
+    async with running_ledger(tmp_path, database_url=migrated_url) as client:
+        await put(client, 4, recurrence="day")
+        await put(client, 5, recurrence="day")
+        await client.ask(Empty, "DELETE", "/v1/budgets/acme/all")
+        ended = await client.ask(BudgetView, "GET", "/v1/budgets/acme/all")
+        assert (ended.ended, ended.limit, ended.period.limit) == (True, 5, 5)

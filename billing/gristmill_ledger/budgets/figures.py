@@ -43,8 +43,21 @@ _APPLICABLE: Final = (
     .where(_budget.tenant == bindparam("tenant"), _terms.amount.is_not(None), _SCOPES)
     .order_by(_budget.id)
 )
-_MANY: Final = select(*_COLUMNS).select_from(_JOINED).where(among(_budget.id, "budgets"))
-_ONE: Final = select(*_COLUMNS).select_from(_JOINED).where(_budget.id == bindparam("budget"))
+_limit = tables.budget_limit.c
+_last_limit = (
+    select(_limit.amount)
+    .where(_limit.budget == _budget.id, _limit.amount.is_not(None))
+    .order_by(_limit.n.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+# A budget that has ended is shown with the limit that it had.
+_ENDED_TOO: Final = [
+    func.coalesce(_terms.amount, _last_limit).label("amount") if column is _terms.amount else column
+    for column in _COLUMNS
+]
+_MANY: Final = select(*_ENDED_TOO).select_from(_JOINED).where(among(_budget.id, "budgets"))
+_ONE: Final = select(*_ENDED_TOO).select_from(_JOINED).where(_budget.id == bindparam("budget"))
 # Of a sum of integers the database might make more than it holds.
 _filled = func.coalesce(
     (cast(_period.posted, Double) + cast(_period.late_posted, Double))

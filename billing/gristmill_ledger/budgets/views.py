@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import Connection, Row, bindparam, select
 
 from gristmill_contracts.budgets import (
@@ -18,6 +19,7 @@ from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_ledger.budgets import figures
 from gristmill_ledger.budgets.decide import Figures
 from gristmill_ledger.budgets.figures import read_thresholds
+from gristmill_ledger.budgets.names import find_unheard_of
 from gristmill_ledger.budgets.periods import FOR_EVER_US
 from gristmill_ledger.registry import require_found
 from gristmill_ledger.schema import budgets as tables
@@ -127,6 +129,7 @@ def _suspended(row: AnyRow) -> SuspenseView:
 
 def _views(connection: Connection, rows: Sequence[AnyRow], now_us: int) -> list[BudgetView]:
     running = figures.seen_all(connection, [row.id for row in rows], now_us)
+    unheard_of = find_unheard_of(connection, rows)
     starts = {now.start_us for now in running.values()}
     passed: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     found = connection.execute(_PASSED, {"budgets": sorted(running), "starts": sorted(starts)})
@@ -135,7 +138,8 @@ def _views(connection: Connection, rows: Sequence[AnyRow], now_us: int) -> list[
     views = []
     for row in rows:
         now = running[row.id]
-        views.append(_view(row, now, passed[row.id, now.start_us, now.limit]))
+        view = _view(row, now, passed[row.id, now.start_us, now.limit])
+        views.append(msgspec.structs.replace(view, unheard_of=unheard_of.get(row.id, "")))
     return views
 
 

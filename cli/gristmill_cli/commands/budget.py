@@ -1,6 +1,7 @@
 """`gristmill budget`: what may be spent, by whom, and what is left of it."""
 
 import getpass
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,6 +12,7 @@ import typer
 from gristmill_cli.cluster.budgets import BudgetClient
 from gristmill_cli.cluster.ledger import ledger_access
 from gristmill_cli.errors import CommandError
+from gristmill_cli.local.budget_names import warnings_of
 from gristmill_cli.local.instance import require_instance
 from gristmill_cli.local.session_names import uid_of
 from gristmill_cli.options import (
@@ -100,7 +102,8 @@ def get(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show one budget and its running period."""
-    _print(_client(data_dir, ledger_url, cluster_key_file).get(tenant, name), output)
+    budget = _client(data_dir, ledger_url, cluster_key_file).get(tenant, name)
+    _print(budget, output, warnings_of(budget, data_dir, ledger_url))
 
 
 @app.command("set")
@@ -166,7 +169,8 @@ def set_(
         else (known.thresholds if known else (50, 80, 100)),
         below_posted="block" if block else "refuse",
     )
-    _print(client.put(tenant, name, put), output)
+    budget = client.put(tenant, name, put)
+    _print(budget, output, warnings_of(budget, data_dir, ledger_url))
 
 
 @app.command()
@@ -276,9 +280,11 @@ def show(unit: str, amount: int) -> str:
     return f"{sign}{units:,}.{decimals[:2]}{decimals[2:].rstrip('0')}"
 
 
-def _print(budget: BudgetView, output: Output) -> None:
+def _print(budget: BudgetView, output: Output, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        say(f"warning: {warning}")
     if output is not Output.TABLE:
-        print_data(_data(budget), output)
+        print_data(_data(budget) | {"warnings": [*warnings]}, output)
         return
     print_table(COLUMNS, [_row(budget)], numbers=NUMBERS)
     period = budget.period
