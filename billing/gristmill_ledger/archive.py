@@ -95,7 +95,7 @@ def missing_operations(
 
 
 def expires_us(request: ArchiveOperations, operation: ArchivedOperation) -> int:
-    return operation.ended_us + int(request.retention_s * 1e6)
+    return min(operation.ended_us + int(request.retention_s * 1e6), limits.QUANTITY_MAX)
 
 
 def keep_operation(

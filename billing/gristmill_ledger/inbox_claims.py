@@ -16,6 +16,7 @@ from gristmill_contracts.inbox import AckInbox, ClaimInbox
 from gristmill_ledger import checks, schema
 from gristmill_ledger.bodies import Body
 from gristmill_ledger.inbox import foreign, lock_inbox
+from gristmill_ledger.problems import TooLargeError
 from gristmill_ledger.producers import owning_attempt
 from gristmill_ledger.registry import session_tenant
 from gristmill_ledger.release import clock_us
@@ -86,6 +87,18 @@ def _page(rows: Any) -> list[Row[Any]]:
     return page
 
 
+def check_ack(request: AckInbox) -> None:
+    """Raise TooLargeError, or InvalidRequestError naming the field that is out of bounds."""
+    positions = [*request.taken, *(skip.position for skip in request.skipped)]
+    if len(positions) > limits.INBOX_OPERATIONS_MAX:
+        raise TooLargeError(
+            f"{len(positions)} positions in one message; an inbox holds at most "
+            f"{limits.INBOX_OPERATIONS_MAX}"
+        )
+    for position in positions:
+        checks.quantity("position", position)
+
+
 def acknowledge(connection: Connection, uid: str, request: AckInbox) -> Dropped:
     """Let go of what a log holds, and of what it cannot take. Doing it again changes nothing."""
     check_owner(connection, uid, request.attempt)
@@ -138,7 +151,7 @@ def end_entries(connection: Connection, row: Row[Any], ends: dict[int, tuple[str
             .where(entry.c.session == row.session, entry.c.position == each.position)
             .values(
                 state=state,
-                reason=reason[: limits.DESCRIPTION_CHARS_MAX],
+                reason=_kept(reason),
                 body=None,
                 blob=None,
                 ended_us=at_us,
@@ -159,6 +172,11 @@ def end_entries(connection: Connection, row: Row[Any], ends: dict[int, tuple[str
         taken=taken,
         skipped=len(waiting) - taken,
     )
+
+
+def _kept(reason: str) -> str:
+    """Words of others, which may tell what somebody sent: cut, and without the character that PostgreSQL cannot hold."""
+    return reason[: limits.DESCRIPTION_CHARS_MAX].replace("\0", "\ufffd")
 
 
 def body_of(row: Row[Any]) -> Body:

@@ -202,3 +202,11 @@ async def test_a_body_that_no_row_names_is_removed_once_it_is_old(
     assert bodies(tmp_path) == 2
     assert (await calls.poll("train", 7)).result is not None
     assert len((await calls.claim()).entries) == 1
+
+
+async def test_what_ended_at_the_end_of_time_is_kept_as_long_as_time_goes(
+    calls: InboxCalls,
+) -> None:
+    """A clock that is far off is no reason to fail: nothing is added past 64 bits."""
+    await calls.archive(archived(1, ended_us=2**63 - 1))
+    assert (await calls.poll("train", 1)).state == "Completed"

@@ -23,7 +23,7 @@ from gristmill_contracts.errors import (
 )
 from gristmill_contracts.http import Problem, Refuse, RegisterSession, Submit
 from gristmill_contracts.ids import SessionUid, TenantName
-from gristmill_contracts.inbox import InboxSkip, PostInbox
+from gristmill_contracts.inbox import AckInbox, InboxSkip, PostInbox
 from gristmill_ledger import inbox, inbox_rules
 from gristmill_ledger.inbox_rules import Holder, is_served
 from gristmill_testing.inbox_calls import InboxCalls
@@ -443,3 +443,33 @@ async def test_f24_a_commit_that_failed_leaves_the_number_free(
     assert (await calls.submit(1, LARGE)).duplicate
     await calls.register()
     assert await taken(calls) == [("train", 1)]
+
+
+@pytest.mark.parametrize(
+    ("taken_positions", "skipped_positions"),
+    [([2**63], []), ([-1], []), ([], [2**64 - 1]), ([1] * 1025, [])],
+)
+async def test_positions_that_cannot_be_are_refused_and_change_nothing(
+    calls: InboxCalls, taken_positions: list[int], skipped_positions: list[int]
+) -> None:
+    await calls.submit(1)
+    await calls.register()
+    skipped = [InboxSkip(position=each, reason="no") for each in skipped_positions]
+    message = AckInbox(attempt=1, taken=taken_positions, skipped=skipped)
+    status, _body = await calls.client.call("POST", "/v1/sessions/s-1/inbox/ack", message)
+    assert status in (400, 413)
+    assert (await calls.view()).waiting == 1
+
+
+async def test_a_reason_is_kept_whatever_characters_are_in_it(calls: InboxCalls) -> None:
+    """A meter that could not acknowledge because of its words would be stuck with them."""
+    await calls.submit(1)
+    await calls.submit(2)
+    await calls.register()
+    await calls.ack(skipped=[InboxSkip(position=1, reason="no\0room")])
+    await calls.close("stopped\0here")
+    for number, words in ((1, "no\ufffdroom"), (2, "stopped\ufffdhere")):
+        view = await calls.poll("train", number)
+        assert view.state == "Skipped"
+        assert view.error is not None
+        assert words in view.error.message

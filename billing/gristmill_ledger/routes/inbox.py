@@ -142,6 +142,7 @@ async def claim_inbox(request: Request, uid: str) -> Response:
 async def acknowledge_inbox(request: Request, uid: str) -> Response:
     ledger: Ledger = request.app.state.ledger
     message = await read_message(request, AckInbox)
+    inbox_claims.check_ack(message)
     caller_of(request).check_session(uid, message.attempt)
     dropped = await ledger.database.write(
         partial(inbox_claims.acknowledge, uid=uid, request=message)
