@@ -17,7 +17,7 @@ from gristmill_contracts.errors import (
 from gristmill_contracts.operations import Datum, Forward, ForwardBackward, tensor
 from gristmill_testing.local_runner import Client, datum, load, logprobs, make_runner
 from gristmill_testing.tiny_models import build_tiny_llama
-from gristmill_worker import lora, train
+from gristmill_worker import lora
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.batch import plan
 from gristmill_worker.loading import PathChoice
@@ -255,19 +255,6 @@ def test_a_bug_in_an_operation_is_reported_and_changes_nothing(
         client.train(A)
     assert caught.value.code == "internal"
     assert not bool(client.session.gradient.any())
-
-
-@pytest.mark.parametrize(
-    ("values", "finite"),
-    [
-        ([1.0, -2.0], True),
-        ([3e38, 3e38], True),  # their norm is infinite
-        ([1.0, math.inf], False),
-        ([math.nan, 1.0], False),
-    ],
-)
-def test_a_gradient_is_finite_where_each_entry_is(values: list[float], finite: bool) -> None:
-    assert train.all_finite(torch.tensor(values)) == finite
 
 
 def test_a_loss_that_is_not_finite_names_its_datum(client: Client) -> None:

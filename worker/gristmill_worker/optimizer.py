@@ -1,5 +1,6 @@
 """AdamW over flat float32 buffers: clip, decoupled decay, moments, bias correction, LoRA+."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +37,12 @@ class Buffers:
 
     def at(self, block: slice) -> "Buffers":
         return Buffers(self.weights[block], self.m[block], self.v[block])
+
+
+def fit_for_a_step(gradient: Tensor) -> bool:
+    """Whether its norm is finite. If not, entries may still be, but no step could ever take them: they must
+    not be accumulated."""
+    return math.isfinite(float(torch.linalg.vector_norm(gradient)))
 
 
 def clip_scale(norm: float, limit: float) -> float:

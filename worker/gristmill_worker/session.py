@@ -11,7 +11,7 @@ from gristmill_contracts.operations import ForwardBackward, OptimStep, OptimStep
 from gristmill_worker.adapter import Adapter, fresh_weights, make_adapter
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.checksum import checksum
-from gristmill_worker.optimizer import adamw
+from gristmill_worker.optimizer import adamw, fit_for_a_step
 
 BUFFERS: Final = ("weights", "m", "v", "gradient")
 
@@ -77,8 +77,17 @@ class Session:
         return checksum(self.counters.step, self.adapter.weights, self.m, self.v)
 
     def accumulate(self, op: ForwardBackward, scratch: Tensor) -> None:
-        """Add the gradient of a whole operation, at its success."""
-        self.gradient += scratch
+        """Add the gradient of a whole operation, at its success. `scratch` is used up.
+
+        Raises OperationFailedError if no step could take the sum; then nothing changes.
+        """
+        total = torch.add(self.gradient, scratch, out=scratch)
+        if self.counters.accumulated and not fit_for_a_step(total):  # the first was looked at alone
+            raise OperationFailedError(
+                f"session {self.uid}: with this operation the norm of the accumulated gradient would not be "
+                "finite; it was not added, check advantages and weights, or step before it"
+            )
+        self.gradient = total
         self.counters.accumulated += 1
         self.counters.tokens += sum(datum.tokens.size for datum in op.datums)
         self.counters.trained = True

@@ -1,7 +1,6 @@
 """forward and forward_backward: datums in, log-probabilities out, the gradient in a scratch buffer."""
 
 import logging
-import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +18,7 @@ from gristmill_worker.batch import MicroBatch, plan
 from gristmill_worker.head import Head
 from gristmill_worker.losses import LOSSES
 from gristmill_worker.losses.terms import TokenTerms
+from gristmill_worker.optimizer import fit_for_a_step
 from gristmill_worker.problems import error_of, problem_of, translated
 from gristmill_worker.shares import shares
 from gristmill_worker.targets import dense, sparse_again
@@ -94,17 +94,12 @@ def forward_backward(
     scratch = torch.zeros_like(adapter.weights)
     result = _whole(base, adapter, op, budget, team=team, scratch=scratch)
     team.sum(scratch)
-    if not all_finite(scratch):
+    if not fit_for_a_step(scratch):
         raise OperationFailedError(
-            "the gradient is not finite; nothing was accumulated, check advantages and weights"
+            "the gradient is not finite, or its norm is not; nothing was accumulated, check advantages "
+            "and weights"
         )
     return result, scratch
-
-
-def all_finite(values: Tensor) -> bool:
-    """A norm that is finite says so at a tenth of the cost; one that is not may just have overflowed."""
-    norm = float(torch.linalg.vector_norm(values))
-    return math.isfinite(norm) or bool(torch.isfinite(values).all())
 
 
 def _whole(
