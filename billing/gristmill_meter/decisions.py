@@ -60,6 +60,10 @@ class Room:
     free_bytes: int
     free_bytes_min: int
     context_length: int
+    payload_bytes: int = 0
+    """Of the operation that asks: it is written before its result."""
+    promised_bytes: int = 0
+    """What this log has still to write, and what the other logs on the volume have and may."""
     now_us: int = 0
     """0 = the ledger has not told yet what it has."""
 
@@ -88,10 +92,13 @@ def on_submit(
 def _checked_room(state: SessionState, submit: Submit, room: Room) -> int:
     """Bytes to reserve for the operation's result. Raises LogFullError."""
     room_bytes = result_room_bytes(submit.operation, room.context_length)
-    if room.free_bytes - state.room_bytes - room_bytes < room.free_bytes_min:
+    reserved = state.room_bytes + room.promised_bytes
+    left = room.free_bytes - reserved - room.payload_bytes - room_bytes
+    if left < room.free_bytes_min:
         raise LogFullError(
-            f"the log's volume has {room.free_bytes} bytes left, of which {state.room_bytes} are reserved "
-            f"and {room.free_bytes_min} must stay free; enlarge the volume or wait"
+            f"the log's volume has {room.free_bytes} bytes left, of which {reserved} are reserved and "
+            f"{room.free_bytes_min} must stay free; the operation and its result may take "
+            f"{room.payload_bytes + room_bytes}; enlarge the volume or wait"
         )
     return room_bytes
 

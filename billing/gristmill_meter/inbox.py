@@ -124,7 +124,8 @@ class Inbox:
                 write_refusal(session, refuse)
             return
         submit = _submits.decode(entry.body)
-        decision = on_taken(session.state, submit, entry.number, session.started, room_of(session))
+        room = room_of(session, len(entry.body))
+        decision = on_taken(session.state, submit, entry.number, session.started, room)
         if isinstance(decision, Accept):
             encoded = _encoder.encode(submit.operation)
             write_intent(session, submit, encoded, decision, streaming=False)

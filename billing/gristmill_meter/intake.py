@@ -23,7 +23,7 @@ from gristmill_meter.worst import worst_counts
 async def submit_operation(session: Session, submit: Submit, encoded: bytes) -> Submitted:
     """Accept an operation; `encoded` is its msgpack. Returns once the INTENT is durable."""
     session.check_log()
-    decision = on_submit(session.state, submit, session.started, room_of(session))
+    decision = on_submit(session.state, submit, session.started, room_of(session, len(encoded)))
     if isinstance(decision, Duplicate):
         return await _submitted_again(session, decision.record)
     _check_accepting(session)
@@ -35,7 +35,7 @@ async def submit_operation(session: Session, submit: Submit, encoded: bytes) -> 
 async def accept_stream(session: Session, submit: Submit, encoded: bytes) -> Record:
     """Accept a sample whose tokens are streamed by this very request; INTENT durable."""
     session.check_log()
-    decision = on_submit(session.state, submit, session.started, room_of(session))
+    decision = on_submit(session.state, submit, session.started, room_of(session, len(encoded)))
     if isinstance(decision, Duplicate):
         raise ConflictError(
             f"clientToken {submit.client_token!r} names an operation that has begun; a stream cannot be "
@@ -129,10 +129,13 @@ def _check_accepting(session: Session) -> None:
         raise LogFullError("the log's volume is full; enlarge it or wait")
 
 
-def room_of(session: Session) -> Room:
+def room_of(session: Session, payload_bytes: int) -> Room:
+    """What the volume has for an operation of that size."""
     return Room(
         free_bytes=session.disk.free_bytes(),
         free_bytes_min=session.settings.log_free_bytes_min,
         context_length=session.context_length,
+        payload_bytes=payload_bytes,
+        promised_bytes=session.log.unwritten_bytes + session.others_bytes(),
         now_us=session.now_us() if session.serves else 0,
     )

@@ -47,6 +47,10 @@ class Pending:
     blob: tuple[str, bytes] | None
     start: Start | None = None
 
+    @property
+    def size(self) -> int:
+        return len(self.payload) + (0 if self.blob is None else len(self.blob[1]))
+
 
 @dataclass(slots=True)
 class SessionLog:
@@ -60,6 +64,8 @@ class SessionLog:
     failure: GristmillError | None = None
     full: bool = False
     bytes_written: int = 0
+    unwritten_bytes: int = 0
+    """Of frames and bodies that were appended and are not durable yet."""
     first_number: int = 1
     """Of the oldest frame that is kept."""
     on_durable: Callable[[], None] = lambda: None
@@ -139,6 +145,7 @@ class SessionLog:
         self._bytes_since_start = 0 if start else self._bytes_since_start + len(payload)
         pending = Pending(number=self.appended_number, payload=payload, blob=blob, start=start)
         self._queue.append(pending)
+        self.unwritten_bytes += pending.size
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.get_running_loop().create_task(self._flush())
             self._flusher.add_done_callback(self._flushed)
@@ -263,6 +270,7 @@ class SessionLog:
             self.durable_number = batch[-1].number
             self._tell_durable()
             for pending in batch:
+                self.unwritten_bytes -= pending.size
                 if pending.blob is not None:
                     self._staged.pop(pending.blob[0], None)
             self._wake()

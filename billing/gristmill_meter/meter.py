@@ -122,10 +122,16 @@ class Meter:
             boottime_us=self.boottime_us,
             admitted=not self.registers_first,
             gave_up_release=not self.releases,
+            others_bytes=lambda: self._promised_bytes(assignment.uid),
         )
         if self.worker_status is not None:
             session.context_length = self.worker_status.context_length
         return make_driver(session, self.worker, self.ledger)
+
+    def _promised_bytes(self, but: SessionUid) -> int:
+        """What the logs of all sessions but one may still write to the volume."""
+        others = [driver.session for uid, driver in self.drivers.items() if uid != but]
+        return sum(each.state.room_bytes + each.log.unwritten_bytes for each in others)
 
     def admit(self, uid: str, authorization: str, attempt: str) -> Driver:
         """The session's driver, for a caller with its secret and attempt.

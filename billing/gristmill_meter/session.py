@@ -53,6 +53,7 @@ class Session:
     metrics: Metrics
     now_us: Callable[[], int]
     boottime_us: Callable[[], int] = boottime_us
+    others_bytes: Callable[[], int] = lambda: 0  # What other logs may still write to the volume.
     started: set[Key] = field(default_factory=set)
     """Dispatched to the worker, not ended."""
     pulse: Pulse = field(default_factory=Pulse)
@@ -165,7 +166,8 @@ class Session:
         """
         state = self.state
         content = encode_state(state)
-        if self.disk.free_bytes() - state.room_bytes < len(content) + limits.FRAME_BYTES_MAX:
+        reserved = state.room_bytes + self.log.unwritten_bytes + self.others_bytes()
+        if self.disk.free_bytes() - reserved < len(content) + limits.FRAME_BYTES_MAX:
             return
         first_seq = state.events[0][1].producer_seq if state.events else state.head_seq + 1
         body, blob = self.log.make_body(f"checkpoint-{state.frames + 1}.state", content)
