@@ -23,6 +23,8 @@ BLOCKS: Final = (64, 32)
 """Columns that oneDNN may have packed side by side."""
 PARTS_MAX: Final = 3
 """Projections in one fused layer."""
+HEADS_AT_ONCE: Final = 4
+"""Whose scores a thread holds."""
 
 Pointer = ctypes.c_void_p
 Int = ctypes.c_int64
@@ -75,7 +77,7 @@ class NativeStep:
         widths = (s.hidden, s.q_size + 2 * s.kv_size, s.q_size, 2 * s.inner, s.inner)
         buffers = [x.new_empty(count, width) for width in widths]
         buffers.append(torch.empty(count, PARTS_MAX * rank))
-        buffers.append(torch.empty(threads, s.group, longest))
+        buffers.append(torch.empty(threads, HEADS_AT_ONCE, longest))
         held = [x, out, cos.contiguous(), sin.contiguous(), rows, places, table, *buffers]
         self.run(
             ctypes.byref(self.model),

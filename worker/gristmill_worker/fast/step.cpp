@@ -14,6 +14,7 @@
 #include <climits>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -21,6 +22,7 @@ typedef uint16_t bf16;
 typedef int64_t Int;
 
 enum { QKV, OUT, GATE_UP, DOWN, LINEARS };
+enum { ROWS = 48, PAIRS = 48, G_MAX = 4 };  // that are worked on at once: within the nearest cache
 
 struct Linear {
     const bf16 *packed, *bias;  // bias may be null
@@ -49,6 +51,10 @@ struct Places {
     bf16 *own_keys, *own_values;
     const bf16 *shared_keys, *shared_values;
 };
+struct Part {  // consecutive positions of one head
+    const bf16 *keys, *values;
+    Int count;
+};
 struct Step {
     Int rows, threads, longest;
     bf16 *x, *out;           // (B, h): embeddings, overwritten; and behind the final norm
@@ -57,7 +63,7 @@ struct Step {
     const Places* places;    // (layers, B)
     const Factors* adapters; // (adapters, layers * LINEARS)
     bf16 *normed, *qkv, *seen, *both, *inner;
-    float *low, *scores;     // (B, 3 * rank); (threads, group * longest)
+    float *low, *scores;     // (B, 3 * rank); (threads, 4 * longest)
     Int rank;                // the highest of the adapters
     float eps, scale;
 };
@@ -78,6 +84,8 @@ inline __m512 wide16(__m256bh x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16));
 }
 inline void put16(bf16* at, __m512 x) { _mm256_storeu_si256((__m256i*)at, (__m256i)_mm512_cvtneps_pbh(x)); }
+// What is asked for may lie behind the end of an array: nothing is read then.
+inline void soon(const bf16* at) { _mm_prefetch((const char*)at, _MM_HINT_T0); }
 inline __m512bh load32(const bf16* at) { return (__m512bh)_mm512_loadu_si512(at); }
 
 // e^x for x <= 0, to a few units in the last place.
@@ -91,6 +99,20 @@ inline __m512 exp16(__m512 x) {
     for (float each : c) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(each));
     p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(p, n);
+}
+
+// The sums of each of 16 vectors' elements.
+inline __m512 sums_of(const __m512* v) {
+    __m512 four[4];
+    for (int i = 0; i < 4; i++) {
+        __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[4 * i], v[4 * i + 1]), _mm512_unpackhi_ps(v[4 * i], v[4 * i + 1]));
+        __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[4 * i + 2], v[4 * i + 3]), _mm512_unpackhi_ps(v[4 * i + 2], v[4 * i + 3]));
+        __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    for (int i = 0; i < 4; i += 2)
+        four[i] = _mm512_add_ps(_mm512_shuffle_f32x4(four[i], four[i + 1], 0x88), _mm512_shuffle_f32x4(four[i], four[i + 1], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[2], 0x88), _mm512_shuffle_f32x4(four[0], four[2], 0xdd));
 }
 
 // Threads wait for each other a little while busily, then asleep: other processes want the cores too.
@@ -151,7 +173,7 @@ struct Worker {  // one thread of a step
     void lows(const bf16* x, Int in, int linear, Int layer, Int parts) {
         Int count = parts * s.rank;
         for (Int item = begin(s.rows * count); item < end(s.rows * count); item++) {
-            Int r = item / count, j = item % count;
+            Int r = item % s.rows, j = item / s.rows;
             if (s.row[r].adapter < 0) continue;
             const Factors& f = s.adapters[s.row[r].adapter * m.layers * LINEARS + layer * LINEARS + linear];
             if (j >= parts * f.rank) continue;
@@ -163,69 +185,108 @@ struct Worker {  // one thread of a step
         ready();
     }
 
-    // The low-rank update and the bias of `count` rows, in the accumulators of 32 columns of one part.
+    // Bias and low-rank update of N rows that share an adapter, in the accumulators of 32 columns of one part.
     template <int N>
-    void start(__m512 (*sums)[2], Int first, Int column, Int part, const Linear& l, Int out, Int index) const {
-        __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-        if (l.bias) bias[0] = wide16(l.bias + column), bias[1] = wide16(l.bias + column + 16);
-        for (int n = 0; n < N; n++) {
-            sums[n][0] = bias[0], sums[n][1] = bias[1];
-            Int adapter = s.row[first + n].adapter;
-            if (adapter < 0) continue;
+    void start(__m512 (*sums)[4], Int r, Int column, Int part, const Linear& l, Int out, Int index) const {
+        __m512 own[N][2], left = _mm512_setzero_ps(), right = left;
+        if (l.bias) left = wide16(l.bias + column), right = wide16(l.bias + column + 16);
+        for (int n = 0; n < N; n++) own[n][0] = left, own[n][1] = right;
+        Int adapter = s.row[r].adapter;
+        if (adapter >= 0) {
             const Factors& f = s.adapters[adapter * m.layers * LINEARS + index];
-            const float* low = s.low + (first + n) * 3 * s.rank;
             for (Int j = part * f.rank; j < (part + 1) * f.rank; j++) {
-                __m512 by = _mm512_set1_ps(low[j]);
-                sums[n][0] = _mm512_fmadd_ps(wide16(f.b_t + j * out + column), by, sums[n][0]);
-                sums[n][1] = _mm512_fmadd_ps(wide16(f.b_t + j * out + column + 16), by, sums[n][1]);
+                left = wide16(f.b_t + j * out + column), right = wide16(f.b_t + j * out + column + 16);
+                for (int n = 0; n < N; n++) {
+                    __m512 by = _mm512_set1_ps(s.low[(r + n) * 3 * s.rank + j]);
+                    own[n][0] = _mm512_fmadd_ps(left, by, own[n][0]);
+                    own[n][1] = _mm512_fmadd_ps(right, by, own[n][1]);
+                }
             }
+        }
+        for (int n = 0; n < N; n++) sums[n][0] = own[n][0], sums[n][1] = own[n][1];
+    }
+
+    void starts(__m512 (*sums)[4], Int first, Int rows, Int column, Int part, const Linear& l, Int out, Int index) const {
+        for (Int r = 0; r < rows;) {
+            Int alike = 1;
+            while (alike < 8 && r + alike < rows && s.row[first + r + alike].adapter == s.row[first + r].adapter) alike++;
+            if (alike == 8) start<8>(sums + r, first + r, column, part, l, out, index), r += 8;
+            else if (alike >= 4) start<4>(sums + r, first + r, column, part, l, out, index), r += 4;
+            else start<1>(sums + r, first + r, column, part, l, out, index), r += 1;
         }
     }
 
-    template <int N, bool RESIDUAL>
-    void tile(const bf16* x, Int in, const bf16* weights, Int stride, __m512 (*sums)[2], bf16* y, Int out) const {
-        for (Int pair = 0; pair < in / 2; pair++) {
-            __m512bh left = load32(weights + pair * stride), right = load32(weights + pair * stride + 32);
+    // What `pairs` pairs of inner indices add to the accumulators of N rows and 16 C columns.
+    template <int N, int C>
+    static void add(const bf16* x, Int in, const bf16* weights, Int stride, Int pairs, __m512 (*sums)[4]) {
+        __m512 own[N][C];
+        for (int n = 0; n < N; n++)
+            for (int c = 0; c < C; c++) own[n][c] = sums[n][c];
+        for (Int pair = 0; pair < pairs; pair++) {
+            __m512bh w[C];
+            for (int c = 0; c < C; c++) {
+                w[c] = load32(weights + pair * stride + 32 * c);
+                if (N > 2) soon(weights + (pair + PAIRS) * stride + 32 * c);
+            }
             for (int n = 0; n < N; n++) {
                 __m512bh both = (__m512bh)_mm512_set1_epi32(*(const int*)(x + n * in + 2 * pair));
-                sums[n][0] = _mm512_dpbf16_ps(sums[n][0], left, both);
-                sums[n][1] = _mm512_dpbf16_ps(sums[n][1], right, both);
+                for (int c = 0; c < C; c++) own[n][c] = _mm512_dpbf16_ps(own[n][c], w[c], both);
             }
         }
         for (int n = 0; n < N; n++)
-            for (int half = 0; half < 2; half++) {
-                bf16* at = y + n * out + 16 * half;
-                __m512 sum = sums[n][half];
-                if (RESIDUAL) sum = _mm512_add_ps(wide16(at), wide16(_mm512_cvtneps_pbh(sum)));
-                put16(at, sum);
+            for (int c = 0; c < C; c++) sums[n][c] = own[n][c];
+    }
+
+    template <int C>
+    static void add(Int rows, const bf16* x, Int in, const bf16* weights, Int stride, Int pairs, __m512 (*sums)[4]) {
+        Int tiles = (rows + 5) / 6;
+        for (Int tile = 0; tile < tiles; tile++) {
+            Int from = rows * tile / tiles, count = rows * (tile + 1) / tiles - from;
+            const bf16* own = x + from * in;
+            switch (count) {
+                case 1: add<1, C>(own, in, weights, stride, pairs, sums + from); break;
+                case 2: add<2, C>(own, in, weights, stride, pairs, sums + from); break;
+                case 3: add<3, C>(own, in, weights, stride, pairs, sums + from); break;
+                case 4: add<4, C>(own, in, weights, stride, pairs, sums + from); break;
+                case 5: add<5, C>(own, in, weights, stride, pairs, sums + from); break;
+                default: add<6, C>(own, in, weights, stride, pairs, sums + from);
             }
+        }
     }
 
-    template <int N, bool RESIDUAL>
-    void some(const bf16* x, Int in, const bf16* weights, Int stride, bf16* y, Int out, Int first, Int column,
-              Int part, const Linear& l, Int index) const {
-        __m512 sums[N][2];
-        start<N>(sums, first, column, part, l, out, index);
-        tile<N, RESIDUAL>(x + first * in, in, weights, stride, sums, y + first * out + column, out);
-    }
-
-    // y = W x + bias + update (y += with RESIDUAL). `ends`: of the parts, in columns.
+    // y = W x + bias + update (y += with RESIDUAL). `ends`: of the parts, in columns. A few pairs of weights
+    // at a time serve all rows, so that they come from memory once.
     template <bool RESIDUAL>
     void linear(const bf16* x, Int in, bf16* y, Int out, int which, Int layer, const Int* ends) {
         const Linear& l = m.table[layer].linears[which];
-        Int block = m.blocks[which], index = layer * LINEARS + which, units = out / 32, part = 0;
-        for (Int unit = begin(units); unit < end(units); unit++) {
-            Int column = 32 * unit;
-            while (column >= ends[part]) part++;
+        Int block = m.blocks[which], last = 32 * end(out / 32);
+        __m512 sums[ROWS][4];
+        int columns;
+        for (Int column = 32 * begin(out / 32); column < last; column += 16 * columns) {
+            columns = column % block + 64 <= block && column + 64 <= last ? 4 : 2;
             const bf16* weights = l.packed + column / block * block * in + column % block * 2;
-            Int r = 0;
-            for (; r + 8 <= s.rows; r += 8)
-                some<8, RESIDUAL>(x, in, weights, 2 * block, y, out, r, column, part, l, index);
-            for (; r + 4 <= s.rows; r += 4)
-                some<4, RESIDUAL>(x, in, weights, 2 * block, y, out, r, column, part, l, index);
-            for (; r + 2 <= s.rows; r += 2)
-                some<2, RESIDUAL>(x, in, weights, 2 * block, y, out, r, column, part, l, index);
-            if (r < s.rows) some<1, RESIDUAL>(x, in, weights, 2 * block, y, out, r, column, part, l, index);
+            for (Int first = 0; first < s.rows; first += ROWS) {
+                Int rows = s.rows - first < ROWS ? s.rows - first : ROWS;
+                for (int c = 0; c < columns; c += 2) {
+                    Int part = 0;
+                    while (column + 16 * c >= ends[part]) part++;
+                    starts((__m512(*)[4])(&sums[0][c]), first, rows, column + 16 * c, part, l, out, layer * LINEARS + which);
+                }
+                Int most = rows > 6 ? Int(PAIRS) : in / 2;
+                for (Int pair = 0; pair < in / 2; pair += most) {
+                    Int pairs = in / 2 - pair < most ? in / 2 - pair : most;
+                    const bf16 *own = x + first * in + 2 * pair, *some = weights + 2 * pair * block;
+                    if (columns == 4) add<4>(rows, own, in, some, 2 * block, pairs, sums);
+                    else add<2>(rows, own, in, some, 2 * block, pairs, sums);
+                }
+                for (Int r = 0; r < rows; r++)
+                    for (int c = 0; c < columns; c++) {
+                        bf16* at = y + (first + r) * out + column + 16 * c;
+                        __m512 sum = sums[r][c];
+                        if (RESIDUAL) sum = _mm512_add_ps(wide16(at), wide16(_mm512_cvtneps_pbh(sum)));
+                        put16(at, sum);
+                    }
+            }
         }
         ready();
     }
@@ -233,10 +294,11 @@ struct Worker {  // one thread of a step
     void turn(bf16* head, const bf16* weight, const float* cos, const float* sin) const {
         Int half = m.head_size / 2;
         if (weight) norm(head, weight, head, m.head_size);
-        for (Int i = 0; i < half; i++) {
-            float a = wide(head[i]), b = wide(head[half + i]);
-            head[i] = narrow(a * cos[i] - b * sin[i]);
-            head[half + i] = narrow(b * cos[i] + a * sin[i]);
+        for (Int i = 0; i < half; i += 16) {
+            __m512 a = wide16(head + i), b = wide16(head + half + i);
+            __m512 c = _mm512_loadu_ps(cos + i), d = _mm512_loadu_ps(sin + i);
+            put16(head + i, _mm512_sub_ps(_mm512_mul_ps(a, c), _mm512_mul_ps(b, d)));
+            put16(head + half + i, _mm512_add_ps(_mm512_mul_ps(b, c), _mm512_mul_ps(a, d)));
         }
     }
 
@@ -253,55 +315,94 @@ struct Worker {  // one thread of a step
             for (Int g = 0; g < group; g++) turn(q + g * size, l.q_norm, cos, sin);
             turn(k, l.k_norm, cos, sin);
             bf16 *keys = at.own_keys + kv * row.own_room * size, *values = at.own_values + kv * row.own_room * size;
-            for (Int i = 0; i < size; i++) keys[row.own * size + i] = k[i], values[row.own * size + i] = v[i];
-            attend(row, at, kv, keys, values, l.window, q, s.seen + r * m.heads * size + kv * group * size);
+            std::memcpy(keys + row.own * size, k, size * sizeof(bf16));
+            std::memcpy(values + row.own * size, v, size * sizeof(bf16));
+            // Positions from `first` on: those of the prompt that are shared, then the row's own.
+            Int length = row.shared + row.own + 1, first = l.window && l.window < length ? length - l.window : 0;
+            Int before = first < row.shared ? first : row.shared, skipped = (first - before) * size;
+            Part parts[2] = {
+                {at.shared_keys + (kv * row.shared_room + before) * size,
+                 at.shared_values + (kv * row.shared_room + before) * size, row.shared - before},
+                {keys + skipped, values + skipped, row.own + 1 - (first - before)}};
+            bf16* out = s.seen + r * m.heads * size + kv * group * size;
+            for (Int g = 0; g < group;) {
+                Int left = group - g;
+                if (left >= 4) attend<4>(parts, q + g * size, out + g * size), g += 4;
+                else if (left == 3) attend<3>(parts, q + g * size, out + g * size), g += 3;
+                else if (left == 2) attend<2>(parts, q + g * size, out + g * size), g += 2;
+                else attend<1>(parts, q + g * size, out + g * size), g += 1;
+            }
         }
         ready();
     }
 
-    void attend(const Row& row, const Places& at, Int kv, const bf16* keys, const bf16* values, Int window,
-                const bf16* q, bf16* out) const {
-        Int size = m.head_size, length = row.shared + row.own + 1, group = m.heads / m.kv_heads;
-        Int first = window && window < length ? length - window : 0;
-        // Positions from `first` on: those of the prompt that are shared, then the row's own.
-        const bf16 *ks[2] = {at.shared_keys + kv * row.shared_room * size, keys};
-        const bf16 *vs[2] = {at.shared_values + kv * row.shared_room * size, values};
-        Int from[2] = {first < row.shared ? first : row.shared, first < row.shared ? 0 : first - row.shared};
-        Int to[2] = {row.shared, row.own + 1};
-        float* scores = s.scores + me * group * s.longest;
-        for (Int g = 0; g < group; g++) {
-            float *mine = scores + g * s.longest, *next = mine, most = -INFINITY;
+    // G heads that share keys and values.
+    template <int G>
+    void attend(const Part* parts, const bf16* q, bf16* out) const {
+        Int size = m.head_size;
+        float *scores = s.scores + me * G_MAX * s.longest, most[G];
+        for (int g = 0; g < G; g++) most[g] = -INFINITY;
+        Int at = 0;
+        for (int part = 0; part < 2; part++) at = score<G>(parts[part], q, scores, at, most);
+        for (int g = 0; g < G; g++) weigh(scores + g * s.longest, at, most[g]);
+        for (Int i = 0; i < size; i += 32) {
+            __m512 sums[G][2];
+            for (int g = 0; g < G; g++) sums[g][0] = sums[g][1] = _mm512_setzero_ps();
+            const float* p = scores;
             for (int part = 0; part < 2; part++)
-                for (Int t = from[part]; t < to[part]; t++) {
-                    __m512 sum = _mm512_setzero_ps();
-                    for (Int i = 0; i < size; i += 32)
-                        sum = _mm512_dpbf16_ps(sum, load32(q + g * size + i), load32(ks[part] + t * size + i));
-                    float score = _mm512_reduce_add_ps(sum) * s.scale;
-                    most = score > most ? score : most;
-                    *next++ = score;
-                }
-            Int count = next - mine;
-            for (; (next - mine) % 16; next++) *next = -INFINITY;
-            __m512 sum = _mm512_setzero_ps();
-            for (Int i = 0; i < count; i += 16) {
-                __m512 p = exp16(_mm512_sub_ps(_mm512_loadu_ps(mine + i), _mm512_set1_ps(most)));
-                if (i + 16 > count) p = _mm512_maskz_mov_ps((1u << (count - i)) - 1, p);
-                sum = _mm512_add_ps(sum, p);
-                _mm512_storeu_ps(mine + i, p);
-            }
-            __m512 by = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(sum));
-            for (Int i = 0; i < size; i += 32) {
-                __m512 left = _mm512_setzero_ps(), right = left;
-                const float* p = mine;
-                for (int part = 0; part < 2; part++)
-                    for (Int t = from[part]; t < to[part]; t++, p++) {
-                        left = _mm512_fmadd_ps(_mm512_set1_ps(*p), wide16(vs[part] + t * size + i), left);
-                        right = _mm512_fmadd_ps(_mm512_set1_ps(*p), wide16(vs[part] + t * size + i + 16), right);
+                for (Int t = 0; t < parts[part].count; t++, p++) {
+                    const bf16* v = parts[part].values + t * size + i;
+                    __m512 left = wide16(v), right = wide16(v + 16);
+                    for (int g = 0; g < G; g++) {
+                        __m512 by = _mm512_set1_ps(p[g * s.longest]);
+                        sums[g][0] = _mm512_fmadd_ps(by, left, sums[g][0]);
+                        sums[g][1] = _mm512_fmadd_ps(by, right, sums[g][1]);
                     }
-                put16(out + g * size + i, _mm512_mul_ps(left, by));
-                put16(out + g * size + i + 16, _mm512_mul_ps(right, by));
+                }
+            for (int g = 0; g < G; g++)
+                for (int half = 0; half < 2; half++) put16(out + g * size + i + 16 * half, sums[g][half]);
+        }
+    }
+
+    // Scores of one part's positions, put at `at` and behind; the place behind them.
+    template <int G>
+    Int score(const Part& part, const bf16* q, float* scores, Int at, float* most) const {
+        Int size = m.head_size;
+        for (Int t = 0; t < part.count; t += 16) {
+            Int count = part.count - t < 16 ? part.count - t : 16;
+            __mmask16 there = __mmask16((1u << count) - 1);
+            for (Int i = 0; i < 16 * size; i += 32) {
+                soon(part.keys + (t + 16) * size + i);
+                soon(part.values + t * size + i);
+            }
+            for (int g = 0; g < G; g++) {
+                __m512 sums[16];
+                for (int n = 0; n < 16; n++) {
+                    const bf16* k = part.keys + (t + (n < count ? n : 0)) * size;
+                    sums[n] = _mm512_setzero_ps();
+                    for (Int i = 0; i < size; i += 32)
+                        sums[n] = _mm512_dpbf16_ps(sums[n], load32(k + i), load32(q + g * size + i));
+                }
+                __m512 found = _mm512_mul_ps(sums_of(sums), _mm512_set1_ps(s.scale));
+                _mm512_mask_storeu_ps(scores + g * s.longest + at + t, there, found);
+                float here = _mm512_mask_reduce_max_ps(there, found);
+                most[g] = here > most[g] ? here : most[g];
             }
         }
+        return at + part.count;
+    }
+
+    // Scores become probabilities.
+    static void weigh(float* scores, Int count, float most) {
+        __m512 sum = _mm512_setzero_ps();
+        for (Int i = 0; i < count; i += 16) {
+            __mmask16 there = count - i < 16 ? __mmask16((1u << (count - i)) - 1) : __mmask16(-1);
+            __m512 p = exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(there, scores + i), _mm512_set1_ps(most)));
+            sum = _mm512_mask_add_ps(sum, there, sum, p);
+            _mm512_mask_storeu_ps(scores + i, there, p);
+        }
+        float by = 1.0f / _mm512_reduce_add_ps(sum);
+        for (Int i = 0; i < count; i++) scores[i] *= by;
     }
 
     void swiglu() {
