@@ -279,7 +279,7 @@ def test_float32_is_packed_where_the_model_is_large() -> None:
 
 def test_compiled_kernels_give_what_eager_ones_give(tmp_path: Path) -> None:
     """Within float32's rounding; skipped with a reason where there is no compiler."""
-    kernels = compiled()
+    kernels = compiled(torch.float32, torch.device("cpu"), 48)
     if kernels is EAGER:
         pytest.skip("no compiler for torch.compile here")
     base = load(build(tmp_path / "m", "qwen3, normed heads"), path="fast")

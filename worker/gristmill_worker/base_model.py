@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -93,7 +94,6 @@ class BaseModel(ABC):
         *,
         folder: Path,
         facts: ModelFacts,
-        tokenizer: Any,  # Any: transformers is not typed
         head: Head,
         names: tuple[str, ...],
         shapes: tuple[tuple[int, int], ...],
@@ -101,12 +101,18 @@ class BaseModel(ABC):
     ) -> None:
         self.folder = folder
         self.facts = facts
-        self.tokenizer = tokenizer
         self.head = head
         self.names = names
         self.shapes = shapes
         self.why = why
         """Why this path, in words."""
+
+    @cached_property
+    def tokenizer(self) -> Any:  # Any: transformers is not typed
+        """Read at its first use: training has none, and it takes longer to load than a small model."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,10 +1,10 @@
 """What the last bits of a result depend on, as one string."""
 
 import secrets
+from importlib.metadata import version
 from typing import Final
 
 import torch
-import transformers
 
 from gristmill_worker.base_model import BaseModel
 
@@ -20,7 +20,7 @@ def fingerprint(base: BaseModel, token_budget: int, world: int = 1) -> str:
     parts = {
         "engine": ENGINE_VERSION,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "threads": torch.get_num_threads(),
         "dtype": str(base.dtype).removeprefix("torch."),
         "device": device,

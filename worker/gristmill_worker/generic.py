@@ -83,14 +83,13 @@ class GenericModel(BaseModel):
         *,
         folder: Path,
         facts: ModelFacts,
-        tokenizer: Any,  # Any: transformers is not typed
         model: Any,
         layers: dict[str, LoraLinear],
         slot: Slot,
         why: str,
     ) -> None:
         super().__init__(
-            folder=folder, facts=facts, tokenizer=tokenizer, head=make_head(model),
+            folder=folder, facts=facts, head=make_head(model),
             names=tuple(layers), shapes=tuple(layer.shape for layer in layers.values()), why=why,
         )  # fmt: skip
         self.model = model
@@ -177,8 +176,7 @@ class GenericModel(BaseModel):
 
 
 def load_generic(
-    folder: Path, facts: ModelFacts, tokenizer: Any, *,  # Any: transformers is not typed
-    dtype: torch.dtype, device: torch.device, why: str,
+    folder: Path, facts: ModelFacts, *, dtype: torch.dtype, device: torch.device, why: str,
 ) -> GenericModel:  # fmt: skip
     """Raises InvalidRequestError if it is not a model that we can run exactly."""
     attention.register()
@@ -190,7 +188,6 @@ def load_generic(
     base = GenericModel(
         folder=folder,
         facts=facts,
-        tokenizer=tokenizer,
         model=model,
         layers=layers,
         slot=slot,

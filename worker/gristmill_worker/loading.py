@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoTokenizer
 
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_worker.base_model import BaseModel
@@ -35,12 +34,11 @@ def load_base_model(
             f"{folder} is not a prepared model: facts.json is missing; "
             "run python -m gristmill_worker.prepare"
         ) from error
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     reason = "chosen by the settings" if path == "generic" else why_not(read_config(folder))
     if reason and path == "fast":
         raise InvalidRequestError(f"the fast path does not serve {folder}: {reason}")
     if not reason:
-        return load_fast(folder, facts, tokenizer, dtype=dtype, device=device, divider=sharding)
+        return load_fast(folder, facts, dtype=dtype, device=device, divider=sharding)
     if sharding is not None and sharding.required:
         raise InvalidRequestError(
             f"the base in {folder} cannot be sharded, as the fast path does not serve it: {reason}; "
@@ -50,4 +48,4 @@ def load_base_model(
     # Imported here: the models of transformers take longer to import than torch, and the fast path has none.
     from gristmill_worker.generic import load_generic
 
-    return load_generic(folder, facts, tokenizer, dtype=dtype, device=device, why=reason)
+    return load_generic(folder, facts, dtype=dtype, device=device, why=reason)

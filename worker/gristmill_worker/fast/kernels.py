@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 VARIANTS_MAX: Final = 64
 """Compiled variants of one kernel; token counts are dynamic, so that a few are enough."""
 
+PROBE_ROWS: Final = 1023
+"""As many as a usual pass has, and odd: what is compiled for two equal sizes serves no others."""
+
 
 def rms_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x (T, h), weight (h,) -> normed (T, h) and 1 / rms (T, 1) float32."""
@@ -101,15 +104,19 @@ def _all(mode: str, wrap: Callable[[Any], Any]) -> Kernels:  # Any: functions of
 EAGER: Final = _all("eager", lambda function: function)
 
 
-def compiled() -> Kernels:
-    """Compiled at their first call; EAGER, with a line in the log, where that does not work."""
+def compiled(dtype: torch.dtype, device: torch.device, inner: int) -> Kernels:
+    """Compiled at their first call; EAGER, with a line in the log, where that does not work.
+
+    One is compiled now, to see: as the decoder will call it, so that it is not done twice.
+    """
     try:
         import torch._dynamo as dynamo
 
         dynamo.config.recompile_limit = VARIANTS_MAX
-        probe = torch.compile(swiglu_forward, dynamic=True)
-        probe(torch.zeros(17, 32))
+        kernels = _all("compiled", lambda function: torch.compile(function, dynamic=True))
+        with torch.no_grad():
+            kernels.swiglu_forward(torch.zeros(PROBE_ROWS, 2 * inner, dtype=dtype, device=device))
     except Exception as error:  # noqa: BLE001 - no compiler, or one that fails: each in its own way
         log.warning("kernels_not_compiled", extra={"error": str(error).splitlines()[0]})
         return EAGER
-    return _all("compiled", lambda function: torch.compile(function, dynamic=True))
+    return kernels

@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_worker.adapter import Adapter
@@ -21,7 +20,7 @@ from gristmill_worker.fast.decoder import Decoder, DecoderFunction, How, Parts, 
 from gristmill_worker.fast.linear import Factors, Shared, fuse_factors, packing_works
 from gristmill_worker.fast.native import NativeStep, native_step
 from gristmill_worker.fast.output import head_of
-from gristmill_worker.fast.rope import Rope
+from gristmill_worker.fast.rope import Rope, frequencies_of
 from gristmill_worker.fast.seats import Alone, Mixed
 from gristmill_worker.fast.shape import Shape, read_config, shape_of
 from gristmill_worker.fast.sharded import ShardedBlocks
@@ -64,12 +63,10 @@ class FastModel(BaseModel):
     compiles = False
     """Whether kernels are worth compiling: a large model's are."""
 
-    def __init__(
-        self, *, folder: Path, facts: ModelFacts, tokenizer: Any, decoder: Decoder, head: Head
-    ) -> None:  # Any: transformers is not typed
+    def __init__(self, *, folder: Path, facts: ModelFacts, decoder: Decoder, head: Head) -> None:
         shape = decoder.shape
         super().__init__(
-            folder=folder, facts=facts, tokenizer=tokenizer, head=head, names=layer_names(shape),
+            folder=folder, facts=facts, head=head, names=layer_names(shape),
             shapes=layer_shapes(shape), why=f"{shape.family} is a Llama-shaped decoder",
         )  # fmt: skip
         self.decoder = decoder
@@ -300,7 +297,6 @@ class Divider(Protocol):
 def load_fast(
     folder: Path,
     facts: ModelFacts,
-    tokenizer: Any,  # Any: transformers is not typed
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -319,10 +315,10 @@ def load_fast(
         raise InvalidRequestError(
             f"{folder} has no weight {error.args[0]}; prepare the model again"
         ) from error
-    rope = Rope(AutoConfig.from_pretrained(folder, local_files_only=True), device)
-    chosen = kernels.compiled() if large else kernels.EAGER
+    rope = Rope(*frequencies_of(folder), device)
+    chosen = kernels.compiled(dtype, device, shape.inner) if large else kernels.EAGER
     model = FastModel(
-        folder=folder, facts=facts, tokenizer=tokenizer,
+        folder=folder, facts=facts,
         decoder=Decoder(shape, weights, rope, chosen),
         head=head_of(weights.head, pack=pack and dtype == torch.float32),
     )  # fmt: skip
