@@ -90,6 +90,11 @@ def test_each_installs_the_one_wheel_with_its_extra_at_the_pins(part: str) -> No
     assert last(STAGES["wheel"], "RUN") == "pip wheel --no-deps --wheel-dir=/wheels /src"
 
 
+def test_the_worker_has_the_compiler_that_its_kernels_want() -> None:
+    added = [rest for word, rest in STAGES["worker"] if word == "RUN" and "apt-get install" in rest]
+    assert [re.search(r"--no-install-recommends (\S+)", rest)[1] for rest in added] == ["g++"]  # type: ignore[index]
+
+
 def test_the_clusters_images_have_the_packages_of_all_extras_at_the_same_pins(
     ours: dict[str, Any],
 ) -> None:
