@@ -19,7 +19,7 @@ from gristmill_worker.base_model import BaseModel
 from gristmill_worker.fast import model
 from gristmill_worker.fast.attention import MATMUL_LENGTH_MAX
 from gristmill_worker.fast.kernels import EAGER, compiled
-from gristmill_worker.fast.linear import Linear, fuse_factors, packing_works
+from gristmill_worker.fast.linear import Factors, Linear, packing_works
 from gristmill_worker.fast.model import FastModel
 from gristmill_worker.fast.output import PackedHead
 from gristmill_worker.fast.shape import why_not
@@ -239,8 +239,8 @@ def test_a_packed_layer_gives_what_a_plain_one_gives(
         draw(33, 64),
         draw(33, 48),
     )
-    views = [(draw(4, 64).float(), draw(16, 4).float()) for _ in range(3)]
-    factors = fuse_factors((16, 16, 16), views, 0.5, dtype)
+    blocks = torch.block_diag(*(draw(4, 16).float() for _ in range(3)))
+    factors = Factors(draw(12, 64), (0.5 * blocks).to(dtype))
     found = []
     for pack in (False, True):
         layer = Linear(weight, bias, (16, 16, 16), pack=pack)

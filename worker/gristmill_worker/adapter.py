@@ -46,10 +46,14 @@ class Adapter:
         self.layout = layout
         self.alpha = alpha
         self.weights = weights
-        self.compute = torch.empty_like(weights, dtype=dtype)
-        self.factors = [LayerFactors(a, b) for a, b in layout.views(self.compute)]
+        self.dtype = dtype
+        self.version = 0
+        """Of the weights: a copy of another one is old."""
         self.fused: Any = None
-        """What the fast path made of the present weights."""  # Any: its own type
+        """What the fast path made of some version."""  # Any: its own type
+        self._compute = weights.new_empty(0, dtype=dtype)
+        self._factors: list[LayerFactors] = []
+        self._copied = -1
 
     @property
     def rank(self) -> int:
@@ -60,11 +64,21 @@ class Adapter:
         return self.alpha / self.layout.rank
 
     def sync(self) -> None:
-        """Refresh the compute copies."""
-        self.fused = None
-        split = self.layout.a_size
-        self.compute[:split] = self.weights[:split]
-        self.compute[split:] = self.weights[split:] * self.scale
+        """Tell that the weights changed. Copies are made again when they are asked for."""
+        self.version += 1
+
+    @property
+    def factors(self) -> list[LayerFactors]:
+        """Compute copies of every layer. The fast path makes its own instead."""
+        if self._copied != self.version:
+            if not self._factors:
+                self._compute = torch.empty_like(self.weights, dtype=self.dtype)
+                self._factors = [LayerFactors(a, b) for a, b in self.layout.views(self._compute)]
+            split = self.layout.a_size
+            self._compute[:split] = self.weights[:split]
+            self._compute[split:] = self.weights[split:] * self.scale
+            self._copied = self.version
+        return self._factors
 
 
 def fresh_weights(layout: Layout, seed: int) -> Tensor:

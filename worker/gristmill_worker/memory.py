@@ -14,6 +14,7 @@ from gristmill_worker.batch import MicroBatch, plan
 from gristmill_worker.fast.attention import MATMUL_LENGTH_MAX, SCORES_MAX
 from gristmill_worker.fast.cache import ROOM_MIN
 from gristmill_worker.fast.model import PROMPT_BLOCK
+from gristmill_worker.fast.owed import owed_bytes
 from gristmill_worker.fast.slots import SLOTS_MIN
 from gristmill_worker.runs import Run
 from gristmill_worker.scheduler import ROWS_MAX
@@ -90,6 +91,7 @@ def pass_bytes(s: Sizes, part: MicroBatch, batch: Batch) -> int:
         if batch.kept_bytes_max is not None:
             least = s.layers * tokens * s.hidden * s.item_bytes + kept // s.layers
             kept = min(kept, max(least, batch.kept_bytes_max))
+        kept += debts(s, tokens, batch.rank)
     return inputs + ends + kept + max(head, inside)
 
 
@@ -128,6 +130,16 @@ def kept_bytes(s: Sizes, tokens: int, runs: Sequence[Run], rank: int) -> int:
     )
 
 
+def debts(s: Sizes, tokens: int, rank: int) -> int:
+    """What the gradients of all blocks' factors are made of at once, where the stream is a short one; half of it
+    is put side by side at a time, and the products are as large as the factors."""
+    if s.path == "generic":
+        return 0
+    wide = 4 * s.hidden + 3 * s.inner + 2 * (s.q_size + s.kv_size) + 14 * rank
+    owed = owed_bytes(tokens, s.layers, wide, s.item_bytes)
+    return owed + owed // 2 + compute_copies(s, rank) if owed else 0
+
+
 def _kept_attention(s: Sizes, run: Run, window: int | None) -> int:
     tokens = run.length * run.segments
     if _products(run, window):
@@ -145,12 +157,12 @@ def _products(run: Run, window: int | None) -> bool:
 
 
 def compute_copies(s: Sizes, rank: int) -> int:
-    """An adapter's factors as the fast path fuses them: A and B of P projections side by side, and turned."""
+    """An adapter's factors in the base's dtype; the fast path puts A and B of P projections side by side."""
     if s.path == "generic":
-        return 0
+        return s.adapter_size(rank) * s.item_bytes
     h, q, kv, f = s.hidden, s.q_size, s.kv_size, s.inner
     fused = 3 * (h + q + 2 * kv) + (q + h) + 2 * (h + 2 * f) + (f + h)
-    return s.layers * rank * fused * 2 * s.item_bytes
+    return s.layers * rank * fused * s.item_bytes
 
 
 def step_bytes(s: Sizes, rank: int) -> int:

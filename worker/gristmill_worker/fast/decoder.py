@@ -10,11 +10,12 @@ from torch import Tensor
 from gristmill_worker.fast.attention import Attention, Kept
 from gristmill_worker.fast.cache import FastCache
 from gristmill_worker.fast.kernels import Kernels
-from gristmill_worker.fast.linear import Factors, Linear, Shared, Span
+from gristmill_worker.fast.linear import Factors, Linear, Owed, Shared, Span
+from gristmill_worker.fast.owed import owed_bytes, owed_columns, pay
 from gristmill_worker.fast.rope import Rope
 from gristmill_worker.fast.seats import Seats
 from gristmill_worker.fast.shape import Shape
-from gristmill_worker.fast.weights import Block, Weights
+from gristmill_worker.fast.weights import Block, Weights, fused_layers
 from gristmill_worker.runs import Run
 
 Parts = list[tuple[Tensor, Tensor]]
@@ -46,9 +47,14 @@ class Selected:
             return linear.forward_spans(x, self._spans(index))
         return linear.forward(x, self.of(index))
 
-    def backward(self, linear: Linear, dy: Tensor, low: Any, index: int) -> Tensor:
+    def backward(
+        self, linear: Linear, dy: Tensor, low: Any, index: int, owed: list[Owed] | None
+    ) -> Tensor:
+        """The gradient of the layer's input. Those of the factors are added, or put on the list `owed`."""
         if self.spans:
             return linear.backward_spans(dy, low, self._spans(index))
+        if owed is not None and self.factors is not None:
+            return linear.backward_owing(dy, low, self.factors[index], owed)
         return linear.backward(dy, low, self.of(index), self.into(index), self.scale)
 
     def _spans(self, index: int) -> list[Span]:
@@ -101,6 +107,7 @@ class Decoder:
         self.rope = rope
         self.kernels = kernels
         self.attention = Attention(shape, kernels)
+        self.fused = fused_layers(shape)
 
     @torch.no_grad()
     def forward(
@@ -239,19 +246,44 @@ class Decoder:
         d = self.kernels.rms_backward(
             d_out, x, self.weights.final_norm, scale, torch.zeros_like(d_out)
         )
+        owed = self._debts(this.selected, tape)
         for index in reversed(range(self.shape.layers)):
             saved = tape.pop()
             if not saved.lows:
                 self._block(saved.x, index, this, saved)
-            d = self._block_backward(d, index, this, saved)
+            d = self._block_backward(d, index, this, saved, owed)
+        if owed is not None:
+            self._pay(owed, this.selected)
 
-    def _block_backward(self, d: Tensor, index: int, this: Pass, saved: Saved) -> Tensor:
+    def _debts(self, selected: Selected, tape: list[Any]) -> tuple[list[Owed], ...] | None:
+        """An empty list for each of a block's fused layers, where the pass is a short one of one adapter.
+
+        It depends on sizes alone: whether layers run again may change no bits.
+        """
+        if selected.gradient is None:
+            return None
+        rows, item = tape[0].x.shape[0], tape[0].x.element_size()
+        columns = owed_columns(self.fused, selected.rank)
+        owes = owed_bytes(rows, self.shape.layers, columns, item) > 0
+        return ([], [], [], []) if owes else None
+
+    def _pay(self, owed: tuple[list[Owed], ...], selected: Selected) -> None:
+        assert selected.gradient is not None
+        for layer, (own, fused) in enumerate(zip(owed, self.fused, strict=True)):
+            # The backward pass came to the last block first.
+            into = selected.gradient[layer :: len(owed)][::-1]
+            pay(own, fused.parts, into, selected.scale)
+
+    def _block_backward(
+        self, d: Tensor, index: int, this: Pass, saved: Saved, owed: tuple[list[Owed], ...] | None
+    ) -> Tensor:
         block, at, selected = self.weights.blocks[index], 4 * index, this.selected
         k, s = self.kernels, self.shape
         scale_1, scale_2 = saved.scales
 
         def back(layer: int, dy: Tensor) -> Tensor:
-            return selected.backward(block.linears[layer], dy, saved.lows[layer], at + layer)
+            own = None if owed is None else owed[layer]
+            return selected.backward(block.linears[layer], dy, saved.lows[layer], at + layer, own)
 
         g = k.swiglu_backward(back(3, d), saved.both)
         d = k.rms_backward(back(2, g), saved.middle, block.before_mlp, scale_2, d)

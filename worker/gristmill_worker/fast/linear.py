@@ -5,12 +5,15 @@ Base weights may be packed once for oneDNN (a private op of torch: probed, never
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor
+
+from gristmill_worker.fast.threads import alone_if_small
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +28,10 @@ PROBE_ERRORS: Final = {torch.bfloat16: 0.1, torch.float32: 1e-4}
 class Factors:
     """An adapter's part in one fused layer of P projections, in the base's dtype."""
 
-    a_t: Tensor
-    """(in, P r)."""
-    b: Tensor
-    """(out, P r): block diagonal, alpha / rank included."""
     a: Tensor
+    """(P r, in)."""
     b_t: Tensor
+    """(P r, out): block diagonal, alpha / rank included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,16 @@ class Low:
     x: Tensor
     low: Tensor
     """(T, P r) = x A^T."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """Of one layer's backward pass: what the gradients of its A and B are the products of."""
+
+    x: Tensor
+    low: Tensor
+    dy: Tensor
+    d_low: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +116,10 @@ class Linear:
     def forward(self, x: Tensor, factors: Factors | None) -> tuple[Tensor, Low | None]:
         if factors is None:
             return self.plain(x), None
-        low = torch.mm(x, factors.a_t)
-        return self._add(torch.mm(low, factors.b_t), x), Low(x, low)
+        with self._small(x, factors):
+            low = torch.mm(x, factors.a.t())
+            update = torch.mm(low, factors.b_t)
+        return self._add(update, x), Low(x, low)
 
     def forward_spans(self, x: Tensor, spans: Sequence[Span]) -> tuple[Tensor, list[Low]]:
         """Rows of several adapters, of any ranks: one base product, a low-rank one for each."""
@@ -114,8 +127,9 @@ class Linear:
         lows = []
         for span in spans:
             own = x[span.rows]
-            low = torch.mm(own, span.factors.a_t)
-            update[span.rows] = torch.mm(low, span.factors.b_t)
+            with self._small(own, span.factors):
+                low = torch.mm(own, span.factors.a.t())
+                update[span.rows] = torch.mm(low, span.factors.b_t)
             lows.append(Low(own, low))
         return self._add(update, x), lows
 
@@ -128,7 +142,8 @@ class Linear:
         update = x.new_zeros(x.shape[0], self.out)
         for each in adapters:
             own = each.factors[layer]
-            update[each.rows] = torch.mm(torch.mm(x[each.rows], own.a_t), own.b_t)
+            with self._small(x, own):
+                update[each.rows] = torch.mm(torch.mm(x[each.rows], own.a.t()), own.b_t)
         return self._add(update, x)
 
     def _add(self, update: Tensor, x: Tensor) -> Tensor:
@@ -174,16 +189,30 @@ class Linear:
         into: list[tuple[Tensor, Tensor]] | None, scale: float,
     ) -> Tensor:  # fmt: skip
         """The low-rank part of dx."""
-        d_low = torch.mm(dy, factors.b)
-        if into is not None:
-            d_a = torch.mm(d_low.t(), saved.x)
-            at, rank = 0, saved.low.shape[1] // len(self.parts)
-            for index, (rows, (a, b)) in enumerate(zip(self.parts, into, strict=True)):
-                columns = slice(index * rank, (index + 1) * rank)
-                a.add_(d_a[columns])
-                b.add_(torch.mm(dy[:, at : at + rows].t(), saved.low[:, columns]), alpha=scale)
-                at += rows
-        return torch.mm(d_low, factors.a)
+        with self._small(dy, factors):
+            d_low = torch.mm(dy, factors.b_t.t())
+            if into is not None:
+                d_a = torch.mm(d_low.t(), saved.x)
+                at, rank = 0, saved.low.shape[1] // len(self.parts)
+                for index, (rows, (a, b)) in enumerate(zip(self.parts, into, strict=True)):
+                    columns = slice(index * rank, (index + 1) * rank)
+                    a.add_(d_a[columns])
+                    b.add_(torch.mm(dy[:, at : at + rows].t(), saved.low[:, columns]), alpha=scale)
+                    at += rows
+            return torch.mm(d_low, factors.a)
+
+    def backward_owing(self, dy: Tensor, saved: Low, factors: Factors, owed: list[Owed]) -> Tensor:
+        """As `backward`; what the gradients are made of is put on the list."""
+        with self._small(dy, factors):
+            d_low = torch.mm(dy, factors.b_t.t())
+            update = torch.mm(d_low, factors.a)
+        owed.append(Owed(saved.x, saved.low, dy, d_low))
+        return self._back_add(update, dy)
+
+    def _small(self, x: Tensor, factors: Factors) -> AbstractContextManager[None]:
+        """Around the low-rank products of rows x."""
+        flops = 2 * x.shape[0] * max(self.out, self.columns) * factors.a.shape[0]
+        return alone_if_small(flops, x.device)
 
     def _back_add(self, update: Tensor, dy: Tensor) -> Tensor:
         """update + dy W, rounded once."""
@@ -207,17 +236,3 @@ class Linear:
 def _reordered(weight: Tensor) -> Tensor:
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
     return packed
-
-
-def fuse_factors(
-    parts: tuple[int, ...], views: list[tuple[Tensor, Tensor]], scale: float, dtype: torch.dtype
-) -> Factors:
-    """From float32 masters A (r, in) and B (out_p, r) of each part."""
-    a = torch.cat([each for each, _ in views]).to(dtype)
-    rank = views[0][0].shape[0]
-    b = a.new_zeros(sum(parts), rank * len(parts))
-    at = 0
-    for index, (rows, (_, own)) in enumerate(zip(parts, views, strict=True)):
-        b[at : at + rows, index * rank : (index + 1) * rank] = own * scale
-        at += rows
-    return Factors(a.t().contiguous(), b, a, b.t().contiguous())

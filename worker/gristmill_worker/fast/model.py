@@ -17,7 +17,8 @@ from gristmill_worker.facts import ModelFacts
 from gristmill_worker.fast import kernels
 from gristmill_worker.fast.cache import FastCache
 from gristmill_worker.fast.decoder import Decoder, DecoderFunction, How, Parts, Selected
-from gristmill_worker.fast.linear import Factors, Shared, fuse_factors, packing_works
+from gristmill_worker.fast.factors import Stacks
+from gristmill_worker.fast.linear import Factors, Shared, packing_works
 from gristmill_worker.fast.native import NativeStep, native_step
 from gristmill_worker.fast.output import head_of
 from gristmill_worker.fast.rope import Rope, frequencies_of
@@ -28,7 +29,7 @@ from gristmill_worker.fast.slots import Pools, Slot
 from gristmill_worker.fast.weights import (
     PROJECTIONS,
     Block,
-    fused_parts,
+    fused_layers,
     layer_names,
     layer_shapes,
     load_weights,
@@ -70,7 +71,7 @@ class FastModel(BaseModel):
             shapes=layer_shapes(shape), why=f"{shape.family} is a Llama-shaped decoder",
         )  # fmt: skip
         self.decoder = decoder
-        self.parts = fused_parts(shape)
+        self.fused = fused_layers(shape)
         blocks = decoder.weights.blocks
         self.shards = blocks if isinstance(blocks, ShardedBlocks) else None
         self.pools = Pools(shape)
@@ -114,14 +115,15 @@ class FastModel(BaseModel):
         return Selected(factors=self._factors(adapter), gradient=parts, scale=adapter.scale)
 
     def _factors(self, adapter: Adapter) -> list[Factors]:
-        if adapter.fused is None:
-            views = by_fused_layer(adapter.layout.views(adapter.weights))
-            adapter.fused = [
-                fuse_factors(parts, own, adapter.scale, self.dtype)
-                for parts, own in zip(self.parts, views, strict=True)
-            ]
-        fused: list[Factors] = adapter.fused
-        return fused
+        stacks: Stacks | None = adapter.fused
+        if stacks is None:
+            stacks = adapter.fused = Stacks(
+                self.fused, self.decoder.shape.layers, adapter.rank, adapter.weights, self.dtype
+            )
+        if stacks.version != adapter.version:
+            stacks.fill(adapter.weights, adapter.scale)
+            stacks.version = adapter.version
+        return stacks.factors
 
     def hidden(self, tokens: Tensor) -> Tensor:
         count, length = tokens.shape

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,14 @@ PROJECTIONS: Final = (
     ("mlp.down_proj",),
 )
 """What each of a block's four fused layers is made of, in the order in which transformers names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fused:
+    """One of a block's fused layers: its input columns, and the output rows of its projections."""
+
+    columns: int
+    parts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +78,14 @@ def layer_shapes(shape: Shape) -> tuple[tuple[int, int], ...]:
     return block * shape.layers
 
 
-def fused_parts(shape: Shape) -> tuple[tuple[int, ...], ...]:
-    """Output rows of the projections in every fused layer, in the blocks' order."""
-    rows = (rows for rows, _ in layer_shapes(shape))
-    fused = PROJECTIONS * shape.layers
-    return tuple(tuple(islice(rows, len(members))) for members in fused)
+def fused_layers(shape: Shape) -> tuple[Fused, ...]:
+    """Of a block, in the order in which it runs them. Blocks are alike."""
+    shapes = iter(layer_shapes(shape))
+    found = []
+    for members in PROJECTIONS:
+        own = [next(shapes) for _ in members]
+        found.append(Fused(columns=own[0][1], parts=tuple(rows for rows, _ in own)))
+    return tuple(found)
 
 
 def load_weights(
