@@ -1,5 +1,6 @@
 """Samples and other work on the engine's one thread."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,7 +14,8 @@ from gristmill_contracts.http import Execute, Executed, OpenSession, StreamChunk
 from gristmill_contracts.ids import TenantName
 from gristmill_testing.local_runner import sample
 from gristmill_testing.samples_together import FIRST
-from gristmill_worker.engine import Engine
+from gristmill_worker.app import _Relay
+from gristmill_worker.engine import ENGINE_LOST, Engine
 from gristmill_worker.runner import Runner
 from gristmill_worker.settings import WorkerSettings
 from gristmill_worker.stream import TokenStream
@@ -79,3 +81,72 @@ def test_a_sample_of_a_session_that_is_not_open_is_refused(engine: Engine) -> No
     call = Execute(index=0, op_id=f"{FIRST}/log/1", operation=sample())
     with pytest.raises(NotFoundError):
         engine.sample(FIRST, call).result(60)
+
+
+def test_a_reader_that_fails_ends_its_own_stream_alone(engine: Engine, tmp_path: Path) -> None:
+    """Also at its last chunk: a stop may have closed the loop that it listens on."""
+    assert eventually(lambda: engine.ready)
+    engine.submit(opened(tmp_path)).result(60)
+
+    def emit(chunk: StreamChunk) -> bool:
+        raise RuntimeError("Event loop is closed")
+
+    call = Execute(
+        index=0, op_id=f"{FIRST}/log/1", operation=sample(max_tokens=40, top_k=50, stop=[])
+    )
+    beside = engine.sample(FIRST, call)
+    lost = engine.sample(FIRST, call, lambda r: TokenStream(r.base, call.operation, emit))
+    assert lost.result(60).error is not None
+    assert beside.result(60).error is None
+    assert engine.submit(lambda _: "here").result(60) == "here"
+
+
+def test_sampling_that_fails_as_a_whole_is_answered_and_the_engine_goes_on(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert eventually(lambda: engine.ready)
+    engine.submit(opened(tmp_path)).result(60)
+    call = Execute(index=0, op_id=f"{FIRST}/log/1", operation=sample())
+    assert engine.runner is not None
+
+    def fails() -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.runner.sampler, "turn", fails)
+        failed = engine.sample(FIRST, call).result(60)
+    assert failed.error is not None
+    assert "RuntimeError: a bug" in failed.error.message
+    assert engine.sample(FIRST, call).result(60).error is None
+
+
+def test_an_engine_whose_loop_failed_ends_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would answer nothing any more, and look ready."""
+    settings = WorkerSettings(
+        socket=tmp_path / "s", model_dir=tmp_path, artifacts_dir=tmp_path / "a"
+    )
+    started = Engine(settings)
+    statuses: list[int] = []
+    monkeypatch.setattr("os._exit", statuses.append)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+
+    def fails() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(started, "_work", fails)
+    started.start()
+    started.thread.join(60)
+    assert statuses == [ENGINE_LOST]
+
+
+def test_a_stream_whose_loop_has_ended_is_told_that_nobody_reads() -> None:
+    """As of one that outlasts a stop: its error must not keep the engine from its last snapshots."""
+    loop = asyncio.new_event_loop()
+    relay = _Relay(loop)
+    chunk = StreamChunk(tokens=[], logprobs=[], text="", prompt_tokens=1)
+    assert relay.emit(chunk)
+    loop.close()
+    assert not relay.emit(chunk)
+    relay.close()

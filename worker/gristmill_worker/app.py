@@ -138,11 +138,17 @@ class _Relay:
         self.gone = False
 
     def emit(self, chunk: StreamChunk) -> bool:
-        self.loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
+        self._hand_over(chunk)
         return not self.gone
 
     def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.chunks.put_nowait, None)
+        self._hand_over(None)
+
+    def _hand_over(self, chunk: StreamChunk | None) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
+        except RuntimeError:  # the loop has ended: a stop does not wait for ever for its streams
+            self.gone = True
 
 
 async def _frames(relay: _Relay, first: StreamChunk) -> AsyncIterator[bytes]:

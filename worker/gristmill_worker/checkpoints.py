@@ -116,6 +116,11 @@ class Checkpoints:
             manifest = read_manifest(self.disk, folder, leave_out=MERGED_DIR + "/")
         except DamagedFolderError as error:
             raise OperationFailedError(f"checkpoint {ref.name} is damaged: {error}") from error
+        missing = {peft_files.CONFIG_FILE, peft_files.WEIGHTS_FILE} - set(manifest.files)
+        if missing:
+            raise OperationFailedError(
+                f"checkpoint {ref.name} is damaged: its manifest does not name {min(missing)}"
+            )
         if manifest.base_revision != self.base.facts.revision:
             raise InvalidRequestError(
                 f"checkpoint {ref.name} belongs to base model {manifest.base_model} "

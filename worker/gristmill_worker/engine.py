@@ -44,6 +44,8 @@ T = TypeVar("T")
 WORK_QUEUED_MAX: Final = 4096
 TEAM_LOST: Final = 70
 """Exit status when another rank is gone: the whole team starts anew."""
+ENGINE_LOST: Final = 71
+"""Exit status when the engine's own loop failed: no operation's error, those are answered."""
 MIB: Final = 2**20
 LOAD_RETRY_S: Final = 2.0
 """Pause before a model that could not be loaded is tried again."""
@@ -154,6 +156,11 @@ class Engine:
                 self.runner.snapshot_all()
             logging.shutdown()
             os._exit(TEAM_LOST)
+        except Exception:
+            # Without this thread nothing would ever be answered; a new process goes on from the snapshots.
+            log.critical("engine_lost", exc_info=True)
+            logging.shutdown()
+            os._exit(ENGINE_LOST)
 
     def _work(self) -> None:
         self.team.join(
@@ -182,7 +189,7 @@ class Engine:
             self.work.get_nowait()()
             waits = runner.sampler.busy or not self.arrivals.empty()
         else:
-            runner.sampler.turn()
+            _sampling_turn(runner)
             waits = not self.work.empty()
         if runner.base.shards is not None:
             runner.base.shards.settle()
@@ -232,6 +239,16 @@ class Engine:
             room=room,
             sampler=new_sampler(base, settings, room),
         )
+
+
+def _sampling_turn(runner: Runner) -> None:
+    try:
+        runner.sampler.turn()
+    except (
+        Exception
+    ) as error:  # not of a group, which the sampler sees to: nobody knows what still holds
+        log.exception("sampling_lost")
+        runner.sampler.drop(None, translated(error))
 
 
 def new_sampler(base: BaseModel, settings: WorkerSettings, room: Room) -> Sampler:

@@ -59,7 +59,7 @@ def write_folder(
     disk.make_dirs(aside)
     try:
         return _write_aside(disk, aside, folder, contents, manifest, extra)
-    except OSError:
+    except Exception:
         disk.remove_tree(aside)  # a full disk needs the room
         raise
 

@@ -8,6 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from gristmill_contracts import limits
 from gristmill_contracts.errors import InvalidRequestError
 from gristmill_worker.adapter import Adapter, Layout, fresh_weights
 from gristmill_worker.base_model import BaseModel
@@ -15,6 +16,8 @@ from gristmill_worker.base_model import BaseModel
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 CONFIG_FILE: Final = "adapter_config.json"
 PREFIX: Final = "base_model.model."
+OTHER_BASES: Final = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin an adapter that subtract it from the base's own weights."""
 
 
 def adapter_files(base: BaseModel, adapter: Adapter) -> dict[str, bytes]:
@@ -57,11 +60,19 @@ def parse_adapter(
     try:
         config: dict[str, Any] = json.loads(config_text)
         tensors = safetensors.torch.load(weights)
-        layout = base.layout(int(config["r"]))
-        alpha = int(config["lora_alpha"])
-    except (ValueError, KeyError, safetensors.SafetensorError) as error:
+        rank, alpha = int(config["r"]), int(config["lora_alpha"])
+        fraction = config["lora_alpha"] != alpha
+    except (
+        ValueError, KeyError, TypeError, OverflowError, RecursionError, safetensors.SafetensorError
+    ) as error:  # fmt: skip
         raise InvalidRequestError(f"{name} is not a PEFT adapter: {error}") from error
     _check_config(config, name)
+    if not 1 <= rank <= limits.LORA_RANK_MAX or not 1 <= alpha <= limits.LORA_ALPHA_MAX or fraction:
+        raise InvalidRequestError(
+            f"{name}: r is {config['r']} and lora_alpha {config['lora_alpha']}; whole numbers up to "
+            f"{limits.LORA_RANK_MAX} and {limits.LORA_ALPHA_MAX} are read"
+        )
+    layout = base.layout(rank)
     flat = fresh_weights(layout, seed)
     for layer, (a, b) in zip(layout.names, layout.views(flat), strict=True):
         for target, side in ((a, "lora_A"), (b, "lora_B")):
@@ -87,6 +98,12 @@ def _check_config(config: dict[str, Any], name: str) -> None:
         for key in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")
         if config.get(key)
     ]
+    start = str(config.get("init_lora_weights", True)).lower()
+    if start.startswith(OTHER_BASES):
+        raise InvalidRequestError(
+            f"{name}: init_lora_weights is {start}, which also changes the base model; convert it to a plain "
+            "LoRA adapter (PEFT's path_initial_model_for_weight_conversion)"
+        )
     if config.get("peft_type", "LORA") != "LORA" or config.get("bias", "none") != "none" or unknown:
         raise InvalidRequestError(
             f"{name}: only plain LoRA adapters are read; this one sets {unknown or 'another type'}"

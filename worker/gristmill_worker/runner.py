@@ -203,7 +203,7 @@ class Runner:
                 uid, call, result, error, seconds=seconds, check=None, stream=tokens is not None
             )
             if tokens is not None:
-                tokens.finish(error)
+                _finish_stream(tokens, error)
             done(answered)
 
         try:
@@ -329,3 +329,10 @@ class Runner:
         if isinstance(op, ComputeLogprobs):
             return compute_logprobs(self.base, adapter, op)
         return Empty()
+
+
+def _finish_stream(tokens: TokenStream, error: Problem | None) -> None:
+    try:
+        tokens.finish(error)
+    except Exception:  # its reader's trouble; the samples beside it go on
+        log.exception("stream_not_finished")
