@@ -30,6 +30,11 @@ Answer = TypeVar("Answer")
 Work = Callable[[Connection], Answer]
 
 RETRYABLE_SQLSTATES: Final = frozenset({"40001", "40P01"})
+STANDBY_SQLSTATE: Final = "25006"
+"""Nothing is written there: the server is the standby of another one, or was told so."""
+AWAY_SQLSTATES: Final = frozenset({STANDBY_SQLSTATE, "25P03", "25P04"})
+"""Of the server's state and not of a statement, although the driver has no OperationalError of them. The others:
+a transaction ended by its timeouts."""
 SWITCH_PAUSE_S: Final = 0.02
 READ_ONLY: Final = "gristmill_read_only"
 BUSY_S: Final = 0.2
@@ -160,6 +165,9 @@ class Database:
             try:
                 return self._commit(work)
             except DBAPIError as error:
+                if _sqlstate(error) == STANDBY_SQLSTATE:
+                    # Connections stay with their server. New ones find where the database is by now.
+                    self.engine.dispose()
                 if tries == limits.LEDGER_COMMIT_TRIES_MAX or not _may_repeat(error):
                     raise _translated(error) from error
             # Two writers that met once must not meet again.
@@ -195,11 +203,17 @@ class Database:
 
 
 def _may_repeat(error: DBAPIError) -> bool:
-    return getattr(error.orig, "sqlstate", None) in RETRYABLE_SQLSTATES
+    return _sqlstate(error) in RETRYABLE_SQLSTATES
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    """PostgreSQL's code of the error; SQLite has none."""
+    return getattr(error.orig, "sqlstate", None)
 
 
 def _translated(error: DBAPIError) -> GristmillError | DBAPIError:
-    """OperationalError (away, locked, full) becomes retryable; anything else is our own bug."""
-    if type(error).__name__ == "OperationalError" or error.connection_invalidated:
+    """OperationalError (away, locked, full) and what is like it becomes retryable; anything else is our own bug."""
+    away = error.connection_invalidated or _sqlstate(error) in AWAY_SQLSTATES
+    if away or type(error).__name__ == "OperationalError":
         return UnavailableError(f"the ledger's database cannot take this now ({error.orig}); retry")
     return error
