@@ -10,7 +10,9 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from gristmill_testing import tiny_models
-from gristmill_testing.local_runner import load
+from gristmill_testing.local_runner import Client, load, make_runner, ref
+from gristmill_testing.samples_together import FIRST, ask, finish
+from gristmill_testing.samples_together import mixed as mixed_requests
 from gristmill_worker.adapter import Adapter, make_adapter
 from gristmill_worker.base_model import Part
 from gristmill_worker.fast.library import step_library
@@ -29,7 +31,9 @@ SHAPE = {
 }  # fmt: skip
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**SHAPE),
-    "heads wider than the model": lambda: LlamaConfig(**{**SHAPE, "num_key_value_heads": 2, "head_dim": 64}),
+    "heads wider than the model": lambda: LlamaConfig(
+        **{**SHAPE, "num_key_value_heads": 2, "head_dim": 64}
+    ),
     "biases of q, k and v": lambda: Qwen2Config(**SHAPE),
     "norms of q and k": lambda: Qwen3Config(**SHAPE),
     "a window": lambda: MistralConfig(**SHAPE, sliding_window=8),
@@ -149,6 +153,42 @@ def test_an_adapter_is_seen_by_its_own_rows_alone(models: Callable[[str], FastMo
     got = stepped(base, native, served)
     assert torch.equal(got[:, 0], plain[:, 0])
     assert (got[:, 1] - plain[:, 1]).abs().max() > 10 * FAR
+
+
+def test_what_is_not_a_number_stays_so_and_reaches_no_other_row(
+    models: Callable[[str], FastModel],
+) -> None:
+    """An adapter that ran away in its queries alone: scores without a number are no even weights."""
+    base = models("llama")
+    native, broken = compiled(base), adapter(base, 8, 1)
+    a, _ = broken.layout.views(broken.weights)[0]
+    wanted = [(5, 1, None), (6, 1, None)]
+    plain = stepped(base, native, begun(base, wanted))
+    parts = begun(base, wanted)
+    a.fill_(torch.nan)
+    broken.sync()
+    served = [parts[0], Part(adapter=broken, tokens=parts[1].tokens, cache=parts[1].cache)]
+    got = stepped(base, native, served)
+    assert torch.equal(got[:, 0], plain[:, 0])
+    assert got[:, 1].isnan().all()
+
+
+def test_batch_invariant_samples_have_the_same_bits_in_any_batch(
+    models: Callable[[str], FastModel], tmp_path: Path
+) -> None:
+    base = models("llama")
+    base._native, base.invariant = compiled(base), True
+    try:
+        client = Client(make_runner(base, tmp_path / "a"), FIRST, str(tmp_path / "s"))
+        client.open()
+        requests = mixed_requests([ref(client.save_weights()) for _ in range(3)])
+        alone = [client.sample(**options) for options in requests]
+        for order in (range(7), (6, 3, 5, 0, 2, 4, 1)):
+            asked = {at: ask(client, **requests[at]) for at in order}
+            finish(client)
+            assert [asked[at].result for at in range(7)] == alone
+    finally:
+        base._native, base.invariant = None, False
 
 
 def test_a_small_model_and_one_in_float32_keep_torchs_operators(

@@ -193,7 +193,8 @@ class FastModel(BaseModel):
         return cache
 
     def decode(self, parts: Sequence[Part]) -> Tensor:
-        if self.invariant:
+        stepper = self._stepper()
+        if self.invariant and stepper is self.decoder:
             return self._decode_alone(parts)
         self.pools.make_room()
         order = sorted(range(len(parts)), key=lambda at: _place(parts[at].cache))
@@ -205,7 +206,7 @@ class FastModel(BaseModel):
         tokens = torch.cat([parts[at].tokens for at in order])
         everyone = torch.arange(start, device=self.device)
         places = [everyone[s : s + len(p.tokens)] for s, p in zip(starts, parts, strict=True)]
-        hidden = self._stepper().step(tokens, seats, self._adapters(parts, places))
+        hidden = stepper.step(tokens, seats, self._adapters(parts, places))
         seats.close()
         return hidden[torch.cat(places)]
 

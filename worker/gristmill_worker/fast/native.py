@@ -4,8 +4,8 @@ A step of torch's operators is a thousand small ones; with few rows, calling the
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from functools import cache
+import logging
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -16,6 +16,8 @@ from gristmill_worker.fast.library import step_library
 from gristmill_worker.fast.linear import Factors, Linear, Shared
 from gristmill_worker.fast.seats import Mixed
 from gristmill_worker.fast.weights import Block
+
+log = logging.getLogger(__name__)
 
 UNIT: Final = 32
 """Sizes of a decoder that the library serves are multiples of this."""
@@ -171,33 +173,33 @@ def native_step(decoder: Decoder) -> NativeStep | None:
     library = None if any(each % UNIT for each in sizes) else step_library()
     if library is None:
         return None
-    blocks = [packed_block(each.out, each.columns) for each in _linears(weights.blocks)]
-    return None if None in blocks else NativeStep(decoder, library, [each or 0 for each in blocks])
+    blocks = [packed_block(each) for each in weights.blocks[0].linears]  # all blocks are alike
+    if None in blocks:
+        log.info("decode_step_not_compiled", extra={"error": "weights are packed in another order"})
+        return None
+    return NativeStep(decoder, library, [each or 0 for each in blocks])
 
 
-def _linears(blocks: Sequence[Block]) -> Iterator[Linear]:
-    """Those of one block: all blocks are alike."""
-    yield from blocks[0].linears
+def packed_block(linear: Linear) -> int | None:
+    """How many output columns oneDNN put side by side in a packed bf16 weight; None = in another order.
 
-
-@cache
-def packed_block(rows: int, columns: int) -> int | None:
-    """How many columns of a bf16 weight (rows, columns) oneDNN puts side by side; None = in another order."""
-    bits = torch.randint(
-        0x7F00, (rows, columns), generator=torch.Generator().manual_seed(0)
-    ).short()
-    packed = Linear(bits.view(torch.bfloat16), None, (rows,), pack=True).weight
+    Read from the memory itself, all of it: nothing but this order is relied on.
+    """
+    rows, columns = linear.out, linear.columns
     try:
-        count = torch.ops.mkldnn._nbytes(packed)
-        where = torch.ops.mkldnn.data_ptr(packed)
-    except (RuntimeError, AttributeError):
+        count = torch.ops.mkldnn._nbytes(linear.weight)
+        where = torch.ops.mkldnn.data_ptr(linear.weight)
+        plain = linear.weight.to_dense().view(torch.int16)
+    except (RuntimeError, AttributeError) as error:
+        log.info("decode_step_not_compiled", extra={"error": str(error).splitlines()[0]})
         return None
-    if count != bits.nbytes:
+    if count != plain.nbytes:
         return None
-    seen = torch.frombuffer(bytearray(ctypes.string_at(where, count)), dtype=torch.int16)
+    seen = torch.frombuffer((ctypes.c_char * count).from_address(where), dtype=torch.int16)
     for block in BLOCKS:
         if rows % block == 0:
-            ordered = bits.view(rows // block, block, columns // 2, 2).transpose(1, 2)
-            if torch.equal(ordered.flatten(), seen):
+            ordered = plain.view(rows // block, block, columns // 2, 2).transpose(1, 2)
+            pairs = zip(ordered, seen.view(rows // block, columns // 2, block, 2), strict=True)
+            if all(torch.equal(one, other) for one, other in pairs):
                 return block
     return None

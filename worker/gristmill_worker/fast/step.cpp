@@ -88,9 +88,9 @@ inline void put16(bf16* at, __m512 x) { _mm256_storeu_si256((__m256i*)at, (__m25
 inline void soon(const bf16* at) { _mm_prefetch((const char*)at, _MM_HINT_T0); }
 inline __m512bh load32(const bf16* at) { return (__m512bh)_mm512_loadu_si512(at); }
 
-// e^x for x <= 0, to a few units in the last place.
+// e^x for x <= 0, to a few units in the last place; of what is not a number, not a number.
 inline __m512 exp16(__m512 x) {
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+    x = _mm512_max_ps(_mm512_set1_ps(-87.0f), x);  // the second one where they do not compare
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
