@@ -34,18 +34,19 @@ def make_app(ledger: Ledger) -> FastAPI:
     """The application. Its lifespan opens (and migrates) the ledger and closes it."""
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await ledger.open()
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        served: Ledger = app.state.ledger
+        await served.open()
         try:
             yield
         finally:
-            await ledger.close()
+            await served.close()
 
     app = FastAPI(
         title="Gristmill ledger", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None
     )
     app.state.ledger = ledger
-    app.add_middleware(Gate, key=lambda: ledger.cluster_key)
+    app.add_middleware(Gate, key=lambda: app.state.ledger.cluster_key)
     routers = (
         ingest,
         registries,

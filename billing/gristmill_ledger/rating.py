@@ -43,6 +43,11 @@ _BEHIND: Final = (
     .order_by(_LAG.desc(), schema.tenant_head.c.tenant)
     .limit(bindparam("most"))
 )
+_ALL_BEHIND: Final = select(func.coalesce(func.sum(_LAG), 0)).outerjoin_from(
+    schema.tenant_head,
+    tables.rating_cursor,
+    tables.rating_cursor.c.tenant == schema.tenant_head.c.tenant,
+)
 _CURSOR: Final = (
     select(tables.rating_cursor.c.seq)
     .where(tables.rating_cursor.c.tenant == bindparam("key"))
@@ -87,15 +92,7 @@ def counts_of(row: Any) -> Counts | None:  # Any: a row with the token columns
 
 def rows_behind(connection: Connection) -> int:
     """How many stored rows are not rated yet."""
-    done = func.coalesce(tables.rating_cursor.c.seq, 0)
-    behind: int = connection.execute(
-        select(func.coalesce(func.sum(schema.tenant_head.c.seq - done), 0)).outerjoin_from(
-            schema.tenant_head,
-            tables.rating_cursor,
-            tables.rating_cursor.c.tenant == schema.tenant_head.c.tenant,
-        )
-    ).scalar_one()
-    return int(behind)
+    return int(connection.execute(_ALL_BEHIND).scalar_one())
 
 
 def shares(lags: Sequence[tuple[str, int]], rows_max: int) -> dict[str, int]:
