@@ -10,8 +10,10 @@ import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotoCredentials
+from yarl import URL
 
 from gristmill_cli.cluster.signing import Credentials, signed_headers
+from gristmill_cli.health import health_of
 from gristmill_contracts.base_model import BaseModelResource
 from gristmill_contracts.http import Empty, RegisterSession
 from gristmill_contracts.ids import SessionUid, TenantName
@@ -152,6 +154,39 @@ async def test_usage_is_read_from_a_ledger_that_asks_who_reads(
         assert "the call shows nobody" in said
         ready = await asyncio.to_thread(commands.json, "status", "--ledger-url", ledger.url)
         assert ready["parts"] == [{"name": "ledger", "url": ledger.url, "health": "ready"}]
+
+
+async def test_status_tells_why_a_ledger_is_not_ready(commands: Commands, tmp_path: Path) -> None:
+    async with running_ledger(tmp_path / "ledger") as ledger:
+        ledger.ledger.stopping = True
+        asked = ("status", "-o", "json")
+        cluster = await asyncio.to_thread(commands.run, *asked, "--ledger-url", ledger.url)
+        (part,) = json.loads(cluster.stdout)["parts"]
+        with commands.pretend_running(ledger.url):
+            row = {
+                "name": "ledger", "pid": 1, "port": URL(ledger.url).port, "socket": "", "restarts": 0,
+                "started_us": 1, "log": "",
+            }  # fmt: skip
+            commands.layout.processes.write_text(json.dumps([row]))
+            machine = await asyncio.to_thread(commands.run, *asked)
+        (process,) = json.loads(machine.stdout)["processes"]
+    assert (cluster.exit_code, machine.exit_code) == (1, 1)
+    why = "the ledger is stopping; ask another replica"
+    assert (part["health"], process["health"]) == (why, why)
+
+
+@pytest.mark.parametrize(
+    ("body", "health"),
+    [
+        (b"", "status 503"),
+        (b"not yet\n", "not yet"),
+        (b"\x85\xff", "\ufffd\ufffd"),
+        (b"\x81\xa4code\xa1\xff", "\ufffd\ufffdcode\ufffd\ufffd"),
+        (b'{"code": "unavailable", "message": "two\\nlines"}', "two lines"),
+    ],
+)
+def test_whatever_a_part_says_is_one_line(body: bytes, health: str) -> None:
+    assert health_of(503, body) == health
 
 
 def test_a_key_file_that_is_none_is_named(commands: Commands, tmp_path: Path) -> None:

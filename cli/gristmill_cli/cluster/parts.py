@@ -6,6 +6,8 @@ from typing import Final
 
 import aiohttp
 
+from gristmill_cli.health import health_of
+
 PROBE_TIMEOUT_S: Final = 5
 
 
@@ -23,7 +25,6 @@ async def probe_parts(urls: Mapping[str, str]) -> list[dict[str, str]]:
 async def _health(client: aiohttp.ClientSession, url: str) -> str:
     try:
         async with client.get(f"{url.rstrip('/')}/readyz") as response:
-            text = " ".join((await response.text()).split())[:200]
-            return "ready" if response.status == 200 else text or f"status {response.status}"
+            return health_of(response.status, await response.read())
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         return f"does not answer ({type(error).__name__})"

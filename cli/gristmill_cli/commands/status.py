@@ -9,6 +9,7 @@ import typer
 
 from gristmill_cli.cluster.parts import probe_parts
 from gristmill_cli.errors import CommandError
+from gristmill_cli.health import health_of
 from gristmill_cli.local.instance import Instance, require_instance
 from gristmill_cli.local.layout import Layout
 from gristmill_cli.options import DataDir, Endpoint, LedgerUrl, OutputOption, find_layout
@@ -82,8 +83,7 @@ async def _probe(row: Row) -> Row:
             aiohttp.ClientSession(connector=connector, timeout=timeout) as client,
             client.get(f"{url}/readyz") as response,
         ):
-            text = " ".join((await response.text()).split())[:200]
-            return {**row, "health": "ready" if response.status == 200 else text or "not ready"}
+            return {**row, "health": health_of(response.status, await response.read())}
     except (aiohttp.ClientError, TimeoutError, OSError):
         return {**row, "health": "does not answer" if row["pid"] else "starting"}
 
