@@ -1,15 +1,17 @@
 """AdamW against worked vectors and torch's own."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from gristmill_contracts.errors import OperationFailedError
-from gristmill_testing.local_runner import Client, datum, step
+from gristmill_testing.local_runner import Client, datum, make_runner, step
 from gristmill_worker import optimizer
-from gristmill_worker.optimizer import Stepped, adamw, clip_scale
+from gristmill_worker.base_model import BaseModel
+from gristmill_worker.optimizer import Buffers, Spares, Stepped, adamw, clip_scale
 
 
 def run(
@@ -111,6 +113,59 @@ def test_a_step_in_blocks_is_that_of_the_whole_to_the_last_bit(
         for name in ("weights", "m", "v")
     )
     assert bool((whole.weights != weights).all())
+
+
+def test_a_step_in_left_buffers_is_that_in_fresh_ones() -> None:
+    generator = torch.Generator().manual_seed(5)
+    start = [torch.randn(40, generator=generator) for _ in range(3)]
+    gradients = torch.randn(4, 40, generator=generator)
+
+    def walked(spares: Spares | None) -> list[Tensor]:
+        weights, m, v = (each.abs() for each in start)
+        for number, gradient in enumerate(gradients, start=1):
+            held = Buffers(weights, m, v)
+            before = [each.clone() for each in (weights, m, v)]
+            stepped = adamw(
+                weights=weights, gradient=gradient, m=m, v=v, step=number, a_size=20,
+                settings=step(weight_decay=0.1), spares=spares,
+            )  # fmt: skip
+            assert all(map(torch.equal, (weights, m, v), before))
+            weights, m, v = stepped.weights, stepped.m, stepped.v
+            if spares is not None:
+                spares.keep(held)
+        return [weights, m, v]
+
+    assert all(map(torch.equal, walked(Spares()), walked(None)))
+
+
+def test_left_buffers_of_another_size_are_given_up() -> None:
+    spares = Spares()
+    left = Buffers(*(torch.ones(4) for _ in range(3)))
+    spares.keep(left)
+    assert spares.take(torch.zeros(4)) is left
+    spares.keep(left)
+    for other in (torch.zeros(5), torch.zeros(4, dtype=torch.float64)):
+        found = spares.take(other)
+        assert {each.shape for each in (found.weights, found.m, found.v)} == {other.shape}
+        assert found.weights.dtype == other.dtype
+    assert spares.take(torch.zeros(4)) is not left
+
+
+def test_sessions_of_one_worker_share_no_buffer(llama: BaseModel, tmp_path: Path) -> None:
+    """Each step ends in the buffers that the other session's step left."""
+    runner = make_runner(llama, tmp_path / "a")
+    clients = [Client(runner, uid, str(tmp_path / uid), seed=3) for uid in "ab"]
+    for client in clients:
+        client.open()
+    for _ in range(3):
+        for client in clients:
+            client.train([datum([5, 6, 7])])
+        for client in clients:
+            client.step()
+    first, second = (client.session for client in clients)
+    assert first.checksum() == second.checksum()
+    places = [value.data_ptr() for each in (first, second) for value in each.buffers().values()]
+    assert len(set(places)) == len(places)
 
 
 def test_a_step_that_fails_changes_nothing(client: Client) -> None:

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gristmill_contracts.errors import GristmillError
 from gristmill_contracts.operations import ForwardBackward
-from gristmill_testing.local_runner import datum, load
+from gristmill_testing.local_runner import Client, datum, load, make_runner
 from gristmill_testing.tiny_models import build_tiny_llama
 from gristmill_worker import memory, train
 from gristmill_worker.adapter import Adapter, fresh_weights, make_adapter
@@ -223,3 +225,38 @@ def test_two_runs_have_the_same_bits_with_two_threads(folder: Path) -> None:
     first = gradient(base, 33)
     assert torch.equal(gradient(base, 33), first)
     assert torch.get_num_threads() == 2
+
+
+# --- the gradient's own buffer ---------------------------------------------------------------------
+
+
+def test_the_first_request_fills_the_gradient_and_one_that_fails_empties_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = fast(folder)
+    client = Client(make_runner(base, tmp_path / "a", budget=16), "u", str(tmp_path / "s"))
+    client.open()
+    rows = [datum(list(range(at, at + 16))) for at in (5, 50)]
+    own = client.session.gradient
+    backward = base.decoder.backward
+    passes: list[int] = []
+
+    def failing(*given: Any) -> None:
+        backward(*given)
+        passes.append(int(own.count_nonzero()))
+        if len(passes) == 2:
+            raise RuntimeError("bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(base.decoder, "backward", failing)
+        with pytest.raises(GristmillError, match="bug"):
+            client.train(rows)
+    assert passes[0] > 0
+    assert client.session.gradient is own
+    assert not bool(own.any())
+    client.train(rows)
+    assert client.session.gradient is own
+    alone = own.clone()
+    client.train(rows)
+    assert torch.allclose(client.session.gradient, 2 * alone)
+    assert client.session.counters.accumulated == 2

@@ -15,6 +15,7 @@ from gristmill_worker.adapter import Adapter, Layout
 from gristmill_worker.facts import ModelFacts
 from gristmill_worker.head import ROWS_MIN, Head
 from gristmill_worker.lora import LayerGradient
+from gristmill_worker.optimizer import Spares
 from gristmill_worker.runs import Run
 
 
@@ -104,6 +105,7 @@ class BaseModel(ABC):
         self.head = head
         self.names = names
         self.shapes = shapes
+        self.spares = Spares()
         self.why = why
         """Why this path, in words."""
 

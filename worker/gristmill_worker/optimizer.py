@@ -50,6 +50,26 @@ def clip_scale(norm: float, limit: float) -> float:
     return min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
 
 
+class Spares:
+    """The buffers that a step left behind, for the next one: fresh memory costs as much as the step itself."""
+
+    def __init__(self) -> None:
+        self._kept: Buffers | None = None
+
+    def take(self, like: Tensor) -> Buffers:
+        """Three of `like`'s kind, whatever they hold."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            own = kept.weights
+            if (own.shape, own.dtype, own.device) == (like.shape, like.dtype, like.device):
+                return kept
+        return Buffers(*(torch.empty_like(like) for _ in range(3)))
+
+    def keep(self, buffers: Buffers) -> None:
+        """Nobody else may hold them."""
+        self._kept = buffers
+
+
 def adamw(
     *,
     weights: Tensor,
@@ -59,40 +79,73 @@ def adamw(
     step: int,
     a_size: int,
     settings: OptimStep,
+    spares: Spares | None = None,
 ) -> Stepped:
     """One step. `step` counts from 1; entries from `a_size` on are B matrices, with LoRA+'s own rate.
 
-    Raises OperationFailedError if the gradient or the result is not finite.
+    The new values are in buffers of `spares`. Raises OperationFailedError if the gradient or the result
+    is not finite.
     """
     norm = float(torch.linalg.vector_norm(gradient))
     _finite("gradient norm", norm)
     scale = clip_scale(norm, settings.grad_clip_norm)
-    old = Buffers(weights, m, v)
-    new = Buffers(*(torch.empty_like(each) for each in (weights, m, v)))
+    old, new = Buffers(weights, m, v), (spares or Spares()).take(weights)
     rates = (
         (0, a_size, settings.learning_rate),
         (a_size, weights.numel(), settings.learning_rate * settings.lora_plus_lr_ratio),
     )
     span = BLOCK if weights.device.type == "cpu" else max(1, weights.numel())
+    room = weights.new_empty(min(span, weights.numel()))
+    moved = 0.0
     for first, last, rate in rates:
         for start in range(first, last, span):
             at = slice(start, min(last, start + span))
-            _step_block(old.at(at), new.at(at), gradient[at] * scale, step, rate, settings)
-    update_norm = float(torch.linalg.vector_norm(new.weights - weights))
+            own = room[: at.stop - at.start]
+            factors = _factors(step, rate, scale, settings)
+            moved += _step_block(old.at(at), new.at(at), gradient[at], own, factors) ** 2
+    update_norm = math.sqrt(moved)
     _finite("update norm", update_norm)
     return Stepped(weights=new.weights, m=new.m, v=new.v, grad_norm=norm, update_norm=update_norm)
 
 
-def _step_block(  # noqa: PLR0917
-    old: Buffers, new: Buffers, g: Tensor, step: int, rate: float, settings: OptimStep
-) -> None:
-    """Fill `new`. `g` is overwritten. Each value has its own roundings alone, however blocks are cut."""
-    torch.mul(old.m, settings.beta1, out=new.m).add_(g * (1 - settings.beta1))
-    torch.mul(old.v, settings.beta2, out=new.v).add_(g.square_().mul_(1 - settings.beta2))
-    direction = (new.v / (1 - settings.beta2**step)).sqrt_().add_(settings.eps)
-    torch.div(new.m, direction, out=direction).div_(1 - settings.beta1**step)
-    torch.mul(old.weights, 1 - rate * settings.weight_decay, out=new.weights)
-    new.weights.sub_(direction.mul_(rate))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Factors:
+    """Numbers of a step, each rounded once."""
+
+    beta1: float
+    beta2: float
+    first: float
+    """Of the gradient in m."""
+    second: float
+    """Of its square in v."""
+    unbias: float
+    """Of the root of v."""
+    eps: float
+    rate: float
+    decay: float
+
+
+def _factors(step: int, rate: float, scale: float, settings: OptimStep) -> _Factors:
+    return _Factors(
+        beta1=settings.beta1, beta2=settings.beta2, first=(1 - settings.beta1) * scale,
+        second=(1 - settings.beta2) * scale**2, unbias=(1 - settings.beta2**step) ** -0.5,
+        eps=settings.eps, rate=rate / (1 - settings.beta1**step),
+        decay=1 - rate * settings.weight_decay,
+    )  # fmt: skip
+
+
+def _step_block(old: Buffers, new: Buffers, g: Tensor, room: Tensor, by: _Factors) -> float:
+    """Fill `new`; returns how far the weights moved. Each value has its own roundings alone, however
+    blocks are cut. `room` is as long as they are."""
+    torch.mul(old.m, by.beta1, out=new.m).add_(torch.mul(g, by.first, out=room))
+    torch.mul(old.v, by.beta2, out=new.v).add_(torch.mul(g, g, out=room).mul_(by.second))
+    direction = torch.sqrt(new.v, out=room).mul_(by.unbias).add_(by.eps)
+    torch.div(new.m, direction, out=direction).mul_(by.rate)
+    if by.decay == 1:
+        torch.sub(old.weights, direction, out=new.weights)
+    else:
+        torch.mul(old.weights, by.decay, out=new.weights).sub_(direction)
+    return float(torch.linalg.vector_norm(torch.sub(new.weights, old.weights, out=room)))
 
 
 def _finite(what: str, value: float) -> None:

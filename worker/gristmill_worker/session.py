@@ -1,5 +1,7 @@
 """The live state of one session: adapter, moments, accumulated gradient, counters."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -11,7 +13,7 @@ from gristmill_contracts.operations import ForwardBackward, OptimStep, OptimStep
 from gristmill_worker.adapter import Adapter, fresh_weights, make_adapter
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.checksum import checksum
-from gristmill_worker.optimizer import adamw, fit_for_a_step
+from gristmill_worker.optimizer import Buffers, Spares, adamw, fit_for_a_step
 
 BUFFERS: Final = ("weights", "m", "v", "gradient")
 
@@ -76,23 +78,39 @@ class Session:
     def checksum(self) -> int:
         return checksum(self.counters.step, self.adapter.weights, self.m, self.v)
 
+    @contextmanager
+    def scratch(self) -> Iterator[Tensor]:
+        """Zeros for an operation's own gradient: the session's buffer, while nothing else is in it."""
+        if self.counters.accumulated:
+            yield torch.zeros_like(self.gradient)
+            return
+        try:
+            yield self.gradient
+        except BaseException:
+            self.gradient.zero_()
+            raise
+
     def accumulate(self, op: ForwardBackward, scratch: Tensor) -> None:
         """Add the gradient of a whole operation, at its success. `scratch` is used up.
 
         Raises OperationFailedError if no step could take the sum; then nothing changes.
         """
-        total = torch.add(self.gradient, scratch, out=scratch)
-        if self.counters.accumulated and not fit_for_a_step(total):  # the first was looked at alone
-            raise OperationFailedError(
-                f"session {self.uid}: with this operation the norm of the accumulated gradient would not be "
-                "finite; it was not added, check advantages and weights, or step before it"
-            )
-        self.gradient = total
+        if scratch is not self.gradient:
+            self.gradient = self._sum(scratch)
         self.counters.accumulated += 1
         self.counters.tokens += sum(datum.tokens.size for datum in op.datums)
         self.counters.trained = True
 
-    def optim_step(self, op: OptimStep) -> OptimStepResult:
+    def _sum(self, scratch: Tensor) -> Tensor:
+        total = torch.add(self.gradient, scratch, out=scratch)
+        if not fit_for_a_step(total):  # each alone was looked at
+            raise OperationFailedError(
+                f"session {self.uid}: with this operation the norm of the accumulated gradient would not be "
+                "finite; it was not added, check advantages and weights, or step before it"
+            )
+        return total
+
+    def optim_step(self, op: OptimStep, spares: Spares) -> OptimStepResult:
         """Raises OperationFailedError if nothing was accumulated; then nothing changes."""
         if self.counters.accumulated == 0:
             raise OperationFailedError(
@@ -107,7 +125,9 @@ class Session:
             step=self.counters.step + 1,
             a_size=self.adapter.layout.a_size,
             settings=op,
+            spares=spares,
         )
+        spares.keep(Buffers(self.adapter.weights, self.m, self.v))
         self.adapter.weights = stepped.weights
         self.adapter.sync()
         self.m, self.v = stepped.m, stepped.v

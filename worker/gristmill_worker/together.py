@@ -23,10 +23,13 @@ def run_shared(
     if isinstance(op, Forward):
         return train.forward(base, session.adapter, op, token_budget, team)
     if isinstance(op, ForwardBackward):
-        result, scratch = train.forward_backward(base, session.adapter, op, token_budget, team)
+        with session.scratch() as scratch:
+            result, _ = train.forward_backward(
+                base, session.adapter, op, token_budget, team, scratch=scratch
+            )
         session.accumulate(op, scratch)
         return result
-    stepped = session.optim_step(op)
+    stepped = session.optim_step(op, base.spares)
     if not team.alone:
         _agree(team, session)
     return stepped

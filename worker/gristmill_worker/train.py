@@ -88,10 +88,20 @@ def forward(
 
 
 def forward_backward(
-    base: BaseModel, adapter: Adapter, op: ForwardBackward, budget: int, team: Team
+    base: BaseModel,
+    adapter: Adapter,
+    op: ForwardBackward,
+    budget: int,
+    team: Team,
+    *,
+    scratch: Tensor | None = None,
 ) -> tuple[ForwardResult, Tensor]:
-    """The result and the request's gradient, flat float32. Raises OperationFailedError if not finite."""
-    scratch = torch.zeros_like(adapter.weights)
+    """The result and the request's gradient, flat float32. Raises OperationFailedError if not finite.
+
+    `scratch`: zeros for it to be put into.
+    """
+    if scratch is None:
+        scratch = torch.zeros_like(adapter.weights)
     result = _whole(base, adapter, op, budget, team=team, scratch=scratch)
     team.sum(scratch)
     if not fit_for_a_step(scratch):
