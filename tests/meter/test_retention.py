@@ -17,7 +17,7 @@ from gristmill_contracts.http import OperationView, Problem
 from gristmill_meter import frames
 from gristmill_meter.checkpoints import encode_state, restore_state
 from gristmill_meter.records import SessionState
-from gristmill_meter.retention import forget, trim_results
+from gristmill_meter.retention import forget, needed_from, trim_results
 from gristmill_meter.state import apply
 from gristmill_testing.hand_clock import HandClock
 from gristmill_testing.meter_book import UID, Book
@@ -231,6 +231,67 @@ async def test_a_segment_stays_as_long_as_it_is_needed(
     if why == "fetchable":
         assert (await world.poll("train", 1)).state == "Completed"
     assert [event.number for event in world.ledger.events] == [*range(1, 25)]
+
+
+async def test_what_replay_needs_stays_however_old_it_is(
+    make_world: MakeWorld, small_segments: None
+) -> None:
+    """Without a snapshot that is all. The CHECKPOINT that the log begins with was written when the results
+    had long been let go, and large bodies lie in files of their own."""
+    world, clock = long_world(make_world, snapshot_replay_s=1e9)
+    await world.start()
+    for number in range(1, 7):
+        operation = forward_backward(400, number)
+        assert (await world.train(number, operation)).state == "Completed"
+    await world.settled()
+    clock.pass_s(KEPT_S + 1)
+    await world.until(lambda: not world.session.state.results, "the results were let go")
+    await train(world, 7, 40)
+    await world.settled()
+    clock.pass_s(KEPT_S + 1)
+    await world.until(lambda: world.session.log.first_number > 40, "the log was trimmed")
+    replays = world.worker.replays.copy()
+    await world.crash(worker=True)
+    await world.until(lambda: world.session.worker_ready, "everything was fed again")
+    assert sum((world.worker.replays - replays).values()) == 40
+    await train(world, 41, 41)
+    await world.settled()
+    assert [event.number for event in world.ledger.events] == [*range(1, 42)]
+
+
+async def test_what_the_older_of_two_snapshots_needs_stays(
+    make_world: MakeWorld, small_segments: None
+) -> None:
+    """The worker may come back with that one: the newer one may be damaged."""
+    world, clock = long_world(make_world)
+    await world.start()
+    await train(world, 1, 8)
+    await world.settled()
+    await world.until(lambda: world.session.state.snapshots == (7, 8), "both were taken")
+    clock.pass_s(KEPT_S + 1)
+    await world.until(lambda: not world.session.state.results, "the results were let go")
+    for seed in range(40):
+        await world.sample(sample(3, 4, seed=seed))
+    await world.settled()
+    clock.pass_s(KEPT_S + 1)
+    await world.until(lambda: world.session.log.first_number > 40, "the log was trimmed")
+    assert world.session.state.snapshots == (7, 8)
+    assert world.worker.snapshots[UID_FOLDER].pop().applied == 8
+    replays = world.worker.replays.copy()
+    await world.crash(worker=True)
+    await world.until(lambda: world.session.worker_ready, "the last one was fed again")
+    assert sum((world.worker.replays - replays).values()) == 1
+
+
+def test_usage_that_the_ledger_lacks_keeps_its_frame_without_a_result() -> None:
+    book = Book()
+    book.train(1)
+    book.end(1)
+    settled = book.state.records["train", 1].settled_frame
+    book.state.results.clear()
+    assert needed_from(book.state) == settled
+    book.state.events.clear()
+    assert needed_from(book.state) == book.state.frames + 1
 
 
 async def test_a_restored_ledger_is_told_again_what_is_kept_and_records_the_rest_as_a_gap(
