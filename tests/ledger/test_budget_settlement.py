@@ -277,6 +277,20 @@ def test_a_session_that_closed_with_all_acknowledged_spends_no_more(
     assert figures(database) == ((0, 0, 0, 0) if freed else (0, 0, 0, 100))
 
 
+def test_a_closed_session_with_unknown_usage_keeps_its_suspense(database: Database) -> None:
+    """Everything is acknowledged, and still nobody knows what was spent: somebody decides."""
+    session(database)
+    put(database, 10_000)
+    lease = take(database, 1, 1)
+    post(database, [make_event(1, counts=None, outcome="unknown", lease=lease.id)], "s-1")
+    database.write_now(lambda c: store_heartbeats(c, [closed(1, acked=1, head=1)]))
+    for _ in range(2):
+        assert not sweep(database, EXPIRED_US).resolved
+    assert figures(database) == (0, 0, 0, 100)
+    decide(database, lease.id, "acme/all", "void")
+    assert figures(database) == (0, 0, 0, 0)
+
+
 def test_a_decision_is_final(database: Database) -> None:
     session(database)
     put(database, 10_000)

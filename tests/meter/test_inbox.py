@@ -286,6 +286,24 @@ class TestArchive:
         assert sorted(key[2] for key in world.ledger.archived) == [1, 3, 4, 5]
         assert world.ledger.calls["archive"] == 2
 
+    async def test_a_process_that_goes_down_ships_nothing_before_its_usage_is_acknowledged(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its log has both, and whoever goes on with it ships them."""
+
+        async def refuse(*_asked: object) -> object:
+            raise UnavailableError("the ledger takes no usage just now")
+
+        await world.start()
+        await world.train(1, forward_backward(5))
+        await world.settled()
+        monkeypatch.setattr(type(world.ledger), "post_batch", refuse)
+        await world.train(2, forward_backward(5, 2))
+        assert world.meter is not None
+        await world.meter.close()
+        world.meter = None
+        assert (world.ledger.archived, world.ledger.calls["archive"]) == ({}, 0)
+
     async def test_a_process_that_goes_down_ships_what_was_billed_and_nothing_else(
         self, world: World
     ) -> None:
