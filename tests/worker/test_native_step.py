@@ -201,3 +201,22 @@ def test_a_small_model_and_one_in_float32_keep_torchs_operators(
     base._native, base.compiles = None, True
     assert isinstance(base._stepper(), NativeStep)
     base._native, base.compiles = None, False
+
+
+def test_without_a_compiler_or_a_folder_of_its_own_there_is_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding goes on with torch's operators. What others may have written is not loaded."""
+    made = step_library.__wrapped__
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert made() is None
+    monkeypatch.delenv("CXX")
+    tmp_path.chmod(0o777)
+    assert made() is None
+    tmp_path.chmod(0o700)
+    assert made() is not None
+    (built,) = tmp_path.glob("*.so")
+    before = built.stat().st_ino
+    assert made() is not None
+    assert built.stat().st_ino == before
