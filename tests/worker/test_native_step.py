@@ -105,11 +105,12 @@ def compiled(base: FastModel) -> NativeStep:
 
 
 def mixed(base: FastModel) -> list[tuple[int, int, Adapter | None]]:
-    """Slots of two sizes, groups that share a prompt, adapters of two ranks, and rows without one."""
+    """Slots of two sizes, groups that share a prompt, adapters of two ranks, and rows without one: more
+    in all than are worked on at once."""
     one, two = adapter(base, 8, 1), adapter(base, 5, 2)
     return [
         (3, 1, one), (9, 1, None), (70, 1, two), (5, 3, one), (12, 2, None), (63, 1, two),
-        (30, 4, two), (17, 1, one),
+        (30, 4, two), (17, 1, one), (8, 45, one),
     ]  # fmt: skip
 
 
