@@ -3,7 +3,7 @@
 import base64
 import json
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from gristmill_operator.children.claims import device_claims
 from gristmill_operator.children.manifest import ASKED_HASH, asked
 from gristmill_operator.children.pins import pins
 from gristmill_operator.children.pods import worker_pod
-from gristmill_operator.children.seating import Seating
+from gristmill_operator.children.seating import Seating, state_claim_name
 from gristmill_operator.children.secret import attempt_credentials
 from gristmill_operator.children.service import rank_names
 from gristmill_operator.children.volume import state_claim
@@ -124,6 +124,32 @@ def test_the_worker_sees_neither_the_log_nor_a_secret() -> None:
         ("state", "artifacts"),
     }
     assert {"assignment", "producer"}.isdisjoint(each["name"] for each in mounts)
+
+
+@pytest.mark.parametrize(
+    ("rank", "volume"), [(0, ("state", "worker")), (1, ("scratch", None))], ids=["rank 0", "rank 1"]
+)
+def test_compiled_kernels_lie_on_the_sessions_volume_where_the_worker_alone_writes(
+    rank: int, volume: tuple[str, str | None]
+) -> None:
+    """They are run as code: neither another session nor the meter may write them."""
+    made = pod(full_seating(), rank)
+    kernels = PurePosixPath(environment(made, "worker")["TORCHINDUCTOR_CACHE_DIR"])
+
+    def mounted(name: str) -> set[tuple[str, str | None]]:
+        return {
+            (each["name"], each.get("subPath"))
+            for each in container(made, name)["volumeMounts"]
+            if kernels.is_relative_to(each["mountPath"])
+        }
+
+    assert mounted("worker") == {volume}
+    if rank == 0:
+        assert mounted("meter") == set()
+        (state,) = (each for each in made["spec"]["volumes"] if each["name"] == "state")
+        assert state["persistentVolumeClaim"]["claimName"] == state_claim_name(full_seating().name)
+    tmp = environment(made, "worker")["TMPDIR"]
+    assert not kernels.is_relative_to(tmp)
 
 
 def test_only_rank_0_has_a_meter_and_the_volume() -> None:

@@ -66,6 +66,7 @@ def environment(folder: Path, model: Path) -> dict[str, str]:
         "GRISTMILL_WORKER_DTYPE": "float32",
         "GRISTMILL_WORKER_DEVICE": "cpu",
         "GRISTMILL_WORKER_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "kernels"),
     }
 
 
@@ -119,6 +120,13 @@ def open_session(worker: Running, state_dir: Path) -> OpenedSession:
     status, body = worker.call("PUT", f"/v1/sessions/{UID}", msgspec.msgpack.encode(request))
     assert status == 200
     return msgspec.msgpack.decode(body, type=OpenedSession)
+
+
+def test_compiled_kernels_have_a_private_folder_where_torch_was_told_to_keep_them(
+    worker: Running,
+) -> None:
+    (folder,) = (worker.folder / "kernels").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_server_says_what_it_holds(worker: Running) -> None:

@@ -14,6 +14,7 @@ import uvicorn
 
 from gristmill_contracts.environment import describe_settings, read_settings
 from gristmill_contracts.telemetry import setup_json_logging
+from gristmill_worker.kept_kernels import divide_folder
 from gristmill_worker.libraries import tell_libraries
 from gristmill_worker.settings import WorkerSettings
 
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     setup_json_logging("worker", level=settings.log_level)
     logging.captureWarnings(capture=True)
     tell_libraries()
+    divide_folder()
     return _serve(settings)
 
 

@@ -147,6 +147,7 @@ def worker_settings(seating: Seating, rank: int) -> dict[str, str]:
         "GRISTMILL_WORKER_DTYPE": seating.model.spec.dtype,
         "GRISTMILL_WORKER_SHUTDOWN_S": str(SHUTDOWN_S),
         "HF_HUB_OFFLINE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": paths.KERNELS,
     }
     return settings if rank == 0 else settings | {"GRISTMILL_WORKER_READY_FILE": paths.READY_FILE}
 

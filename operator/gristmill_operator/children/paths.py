@@ -10,6 +10,8 @@ SHARED_GID: Final = 10_000
 STATE: Final = "/var/lib/gristmill"
 METER_STATE: Final = f"{STATE}/meter"
 WORKER_STATE: Final = f"{STATE}/worker"
+KERNELS: Final = f"{WORKER_STATE}/kernels"
+"""What the worker compiled: code that it runs, and so where it alone writes."""
 ARTIFACTS: Final = f"{STATE}/artifacts"
 RUN: Final = "/run/gristmill"
 SOCKET: Final = f"{RUN}/worker.sock"
