@@ -47,6 +47,6 @@ def find_unheard_of(connection: Connection, budgets: Sequence[AnyRow]) -> dict[s
         heard: set[tuple[str, str]] = set()
         for statement in statements if mine else ():
             named = {"scopes": sorted({row.scope for row in mine})}
-            heard.update(connection.execute(statement, named).tuples())
+            heard |= {(tenant, scope) for tenant, scope in connection.execute(statement, named)}
         found |= {row.id: kind for row in mine if (row.tenant, row.scope) not in heard}
     return found
