@@ -1,6 +1,7 @@
 """Samples and other work on the engine's one thread."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from gristmill_contracts.http import Execute, Executed, OpenSession, StreamChunk
 from gristmill_contracts.ids import TenantName
 from gristmill_testing.local_runner import sample
 from gristmill_testing.samples_together import FIRST
-from gristmill_worker.app import _Relay
+from gristmill_worker.app import _frames, _Relay
 from gristmill_worker.engine import ENGINE_LOST, Engine
 from gristmill_worker.runner import Runner
 from gristmill_worker.settings import WorkerSettings
@@ -150,3 +151,22 @@ def test_a_stream_whose_loop_has_ended_is_told_that_nobody_reads() -> None:
     loop.close()
     assert not relay.emit(chunk)
     relay.close()
+
+
+async def test_a_reader_that_leaves_is_told_to_the_engine_at_its_next_chunk() -> None:
+    """The server cancels the answer of a client that is gone."""
+    relay = _Relay(asyncio.get_running_loop())
+    chunk = StreamChunk(tokens=[5], logprobs=[-1.0], text="a", prompt_tokens=1)
+    began = asyncio.Event()
+
+    async def answer() -> None:
+        async for _ in _frames(relay, chunk):
+            began.set()
+
+    answering = asyncio.create_task(answer())
+    await began.wait()
+    assert relay.emit(chunk)
+    answering.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await answering
+    assert not relay.emit(chunk)
