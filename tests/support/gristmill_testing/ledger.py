@@ -3,9 +3,11 @@
 import asyncio
 import io
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +32,11 @@ from gristmill_contracts.ids import OpId, SessionUid, TenantName, UsageKind, eve
 from gristmill_contracts.secrets import Service, producer_secret, service_secret
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_ledger.app import make_app
+from gristmill_ledger.database import open_engine
 from gristmill_ledger.ledger import Ledger
+from gristmill_ledger.migrate import migrate
 from gristmill_ledger.settings import LedgerSettings
+from gristmill_testing.prompt_server import PromptServer
 
 Message = TypeVar("Message")
 START_US = 1_764_460_800_000_000
@@ -127,17 +132,32 @@ class LedgerClient:
         return await self.ask(ProducerCursor, "POST", "/v1/usage/batches", batch)
 
 
+@cache
+def _migrated() -> bytes:
+    """A new ledger's SQLite file: its steps take longer than many a test."""
+    with tempfile.TemporaryDirectory(prefix="gm-ledger-") as folder:
+        path = Path(folder) / "ledger.sqlite3"
+        engine = open_engine(f"sqlite:///{path}", busy_timeout_s=30, connections=1)
+        migrate(engine)
+        engine.dispose()
+        return path.read_bytes()
+
+
 @asynccontextmanager
 async def running_ledger(
     data_dir: Path, *, listen_port: int = 0, **settings: Any
 ) -> AsyncIterator[LedgerClient]:
     """Serve a ledger on a loopback port, a free one unless told, for the length of the block."""
     ledger = Ledger(LedgerSettings(data_dir=data_dir, **settings))
+    store = data_dir / "ledger.sqlite3"
+    if ledger.settings.url == f"sqlite:///{store}" and not store.exists():
+        data_dir.mkdir(parents=True, exist_ok=True)
+        store.write_bytes(_migrated())
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", listen_port))
     config = uvicorn.Config(make_app(ledger), log_config=None, access_log=False)
-    server = uvicorn.Server(config)
+    server = PromptServer(config)
     # Not `serve`: it would take over this process's signal handlers.
     task = asyncio.create_task(server._serve([listener]))
     try:
@@ -150,7 +170,7 @@ async def running_ledger(
         async with aiohttp.ClientSession() as http:
             yield LedgerClient(url=url, ledger=ledger, http=http)
     finally:
-        server.should_exit = True
+        server.stop()
         await ledger.wake()
         await task
         listener.close()

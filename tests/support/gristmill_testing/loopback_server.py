@@ -7,13 +7,15 @@ from typing import Any
 
 import uvicorn
 
+from gristmill_testing.prompt_server import PromptServer
+
 
 @contextmanager
 def serve(app: Any) -> Iterator[str]:
     """The app's base URL while the block runs. Raises RuntimeError if it does not start."""
     started = threading.Event()
 
-    class Server(uvicorn.Server):
+    class Server(PromptServer):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             started.set()
@@ -30,5 +32,5 @@ def serve(app: Any) -> Iterator[str]:
             raise RuntimeError("the app did not start on a loopback port within 20 s")
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(20)
