@@ -39,9 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(folder: Path, tmp_path: Path) -> Callable[[torch.dtype, PathChoice], Client]:
-    def open_client(dtype: torch.dtype, path: PathChoice) -> Client:
+    def open_client(dtype: torch.dtype, path: PathChoice, rank: int = 16) -> Client:
         runner = make_runner(load(folder, dtype, path), tmp_path / "a")
-        client = Client(runner, "u", str(tmp_path / "s"), rank=16, alpha=32)
+        client = Client(runner, "u", str(tmp_path / f"s{rank}"), rank=rank, alpha=32)
         client.open()
         return client
 
@@ -78,6 +78,24 @@ def test_bf16_makes_97_percent_of_the_progress_of_fp32(
     monkeypatch.setattr(lora, "_with_update", rounded_first)
     naive = drop(opened(torch.bfloat16, "generic"))
     assert naive < 0.9 * exact, (exact, ours, naive)
+
+
+def test_the_first_steps_cost_the_same_at_every_rank(
+    opened: Callable[..., Client],
+) -> None:
+    """Losses of steps 1 to 5 within 1 % across ranks 4 to 64, while they fall by more than that."""
+    curves = []
+    for rank in (4, 16, 64):
+        client = opened(torch.float32, "fast", rank)
+        losses = []
+        for _ in range(5):
+            losses.append(client.train(random_data()).metrics["loss_sum"])
+            client.step(RATE)
+        curves.append(losses)
+    for losses in zip(*curves, strict=True):
+        assert max(losses) <= 1.01 * min(losses), curves
+    for curve in curves:
+        assert curve[4] < 0.97 * curve[0], curves
 
 
 def rounded_first(x: Tensor, low: Tensor, b: Tensor, layer: lora.LoraLinear) -> Tensor:
