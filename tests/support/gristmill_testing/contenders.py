@@ -55,11 +55,17 @@ class Trainer:
 def running_trainer(
     folder: Path, model: Path, *, dtype: str, threads: int, compile_cache: Path | None = None
 ) -> Iterator[Trainer]:
-    """One session is open. `compile_cache`: where compiled kernels lie; None = where torch puts them."""
+    """One session is open. `compile_cache`: where compiled kernels lie, and the headers that torch compiles once
+    for all of them, which it keeps below TMPDIR; None = where torch puts them."""
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {} if compile_cache is None else {
-        "TORCHINDUCTOR_CACHE_DIR": str(compile_cache), "TRITON_CACHE_DIR": str(compile_cache / "triton")
-    }  # fmt: skip
+    environment: dict[str, str] = {}
+    if compile_cache is not None:
+        scratch = compile_cache / "tmp"
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        environment = {
+            "TORCHINDUCTOR_CACHE_DIR": str(compile_cache / "kernels"),
+            "TMPDIR": str(scratch),
+        }
     with running_worker(
         folder, model, dtype=dtype, threads=threads, environment=environment
     ) as worker:
