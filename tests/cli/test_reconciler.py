@@ -374,3 +374,26 @@ async def test_the_budget_of_a_tenant_is_told(machine: Machine) -> None:
     await machine.reconciler.hands.budgets.keep_tenants([tenant])
     put = machine.ledger.budgets["acme", "tenant.USD"]
     assert (put.limit, put.thresholds, put.source) == (2_500_000_000_000, (90, 100), "resource")
+
+
+async def test_a_ledger_that_is_away_is_said_once_of_each_tenant(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tenants = [Tenant(metadata=Metadata(name=name, namespace="")) for name in ("acme", "other")]
+    keeper = machine.reconciler.hands.budgets
+
+    async def away(*_asked: object) -> list[BudgetView]:
+        raise UnavailableError("the ledger does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeLedger, "list_budgets", away)
+        for _ in range(3):
+            await keeper.keep_tenants(tenants)
+    assert [record.message for record in caplog.records] == ["budget_not_told"] * 2
+    # What went well ends it: the next time is said again.
+    await keeper.keep_tenants(tenants)
+    keeper.told.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeLedger, "list_budgets", away)
+        await keeper.keep_tenants(tenants)
+    assert len(caplog.records) == 4

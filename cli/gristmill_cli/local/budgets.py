@@ -27,6 +27,8 @@ class BudgetKeeper:
 
     ledger: BudgetLedger
     told: dict[Owner, dict[str, PutBudget]] = field(default_factory=dict)
+    failed: dict[Owner, str] = field(default_factory=dict)
+    """What stands in the log: it is said once, not at every pass."""
 
     async def tell_session(self, session: TrainingSession, currency: str | None) -> None:
         """Raises the ledger's errors. currency: of the session's rate card, if it is known."""
@@ -41,17 +43,22 @@ class BudgetKeeper:
             try:
                 await self._tell((name, "tenant", name), tenant_budgets(tenant))
             except GristmillError as error:
-                logger.warning("budget_not_told", extra={"tenant": name, "error": error.message})
+                self._say_once((name, "tenant", name), error)
 
     async def keep_session(self, session: TrainingSession, currency: str | None) -> None:
         """Of one that was registered before: as `keep_tenants`."""
         try:
             await self.tell_session(session, currency)
         except GristmillError as error:
-            logger.warning(
-                "budget_not_told",
-                extra={"session": session_uid(session), "error": error.message},
-            )
+            self._say_once((session.metadata.namespace, "session", session_uid(session)), error)
+
+    def _say_once(self, owner: Owner, error: GristmillError) -> None:
+        said = error.code if error.retryable else error.message
+        if self.failed.get(owner) == said:
+            return
+        self.failed[owner] = said
+        _tenant, kind, name = owner
+        logger.warning("budget_not_told", extra={kind: name, "error": error.message})
 
     async def _tell(self, owner: Owner, wanted: dict[str, PutBudget]) -> None:
         if self.told.get(owner) == wanted:
@@ -59,3 +66,4 @@ class BudgetKeeper:
         tenant, scope_type, scope = owner
         await keep_budgets(self.ledger, tenant, scope_type, scope, wanted)
         self.told[owner] = wanted
+        self.failed.pop(owner, None)
