@@ -1,14 +1,21 @@
-"""The tools of this folder can fail: the recorder sees what is not called, the relay loses answers."""
+"""The tools of this folder can fail: the recorder sees what is not called, the relay loses answers,
+a server that shall end answers first."""
 
+import asyncio
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
+import uvicorn
 
 from gristmill_testing.faulty_proxy import faulty_proxy
+from gristmill_testing.prompt_server import PromptServer
 from gristmill_testing.public_surface import Surface
 
 BODY = b"x" * 5000
@@ -111,3 +118,34 @@ def test_the_relay_cuts_an_answer_in_the_middle(server: ThreadingHTTPServer) -> 
         proxy.lose_answer("^POST /cut ", pass_bytes=1000)
         with pytest.raises((ConnectionError, http.client.IncompleteRead)):
             _post(proxy.url, "/cut")
+
+
+async def test_a_server_that_shall_end_answers_what_it_has_taken_before() -> None:
+    taken, go = asyncio.Event(), asyncio.Event()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        taken.set()
+        await go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": BODY})
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = PromptServer(uvicorn.Config(app, lifespan="off", log_config=None))
+    serving = asyncio.create_task(server._serve([listener]))
+
+    async def ask() -> bytes:
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
+            return await response.read()
+
+    asking = asyncio.create_task(ask())
+    await taken.wait()
+    server.stop()
+    while listener.fileno() != -1:  # Until it takes nobody any more.
+        await asyncio.sleep(0)
+    for _ in range(100):  # Turns in which it could end, if it did not wait for the answer.
+        await asyncio.sleep(0)
+    assert not serving.done()
+    go.set()
+    assert await asking == BODY
+    await serving
