@@ -1,5 +1,6 @@
 """The fast path gives what the generic one gives, for every family and feature that it serves."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from gristmill_worker.adapter import Adapter, fresh_weights, make_adapter
 from gristmill_worker.base_model import BaseModel
 from gristmill_worker.fast import model
 from gristmill_worker.fast.attention import MATMUL_LENGTH_MAX
-from gristmill_worker.fast.kernels import EAGER, compiled
+from gristmill_worker.fast.kernels import EAGER, FEW_ROWS, Kernels, compiled, for_rows
 from gristmill_worker.fast.linear import Factors, Linear, packing_works
 from gristmill_worker.fast.model import FastModel
 from gristmill_worker.fast.output import PackedHead
@@ -288,12 +289,24 @@ def test_compiled_kernels_give_what_eager_ones_give(tmp_path: Path) -> None:
         base.layout(4), 8, fresh_weights(base.layout(4), 0), device=base.device, dtype=base.dtype
     )
     op = ForwardBackward(
-        loss="cross_entropy", loss_config={}, datums=[datum(tokens(20)), datum(tokens(9, 1))]
-    )
+        loss="cross_entropy", loss_config={},
+        datums=[datum(tokens(FEW_ROWS)), datum(tokens(17, 1))],
+    )  # fmt: skip
     _, eager = train.forward_backward(base, adapter, op, 4096, Team())
     base.decoder.kernels = base.decoder.attention.kernels = kernels
     _, fused = train.forward_backward(base, adapter, op, 4096, Team())
     assert far(fused, eager) <= TOLERANCE
+
+
+def test_few_rows_run_torchs_operators_but_for_the_mlp() -> None:
+    named = {each.name: object() for each in dataclasses.fields(EAGER)}
+    kernels = Kernels(**named)  # type: ignore[arg-type]
+    few = for_rows(kernels, torch.zeros(FEW_ROWS, 2))
+    for name, own in named.items():
+        kept = name in {"mode", "swiglu_forward", "swiglu_backward"}
+        assert getattr(few, name) is (own if kept else getattr(EAGER, name))
+    assert for_rows(kernels, torch.zeros(FEW_ROWS + 1, 2)) is kernels
+    assert for_rows(kernels, torch.zeros(FEW_ROWS, 2, device="meta")) is kernels
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from gristmill_worker.base_model import BaseModel
 
-ENGINE_VERSION: Final = 3
+ENGINE_VERSION: Final = 4
 """Raised by every change to the engine that may change a last bit: packing, kernels, summation."""
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gristmill_worker.attended import Attended, attended
 from gristmill_worker.fast import varlen
-from gristmill_worker.fast.kernels import Kernels
+from gristmill_worker.fast.kernels import Kernels, for_rows
 from gristmill_worker.fast.shape import Shape
 from gristmill_worker.runs import Run
 
@@ -160,7 +160,7 @@ class Attention:
         s, length = self.shape, run.length
         qq, kk, vv = self._folded(q * self.scale, run), self._kv(k, run), self._kv(v, run)
         scores = torch.bmm(qq, kk.transpose(1, 2)).view(-1, s.group, length, length)
-        p = self.kernels.softmax_forward(scores, mask_of(length, window, q.device))
+        p = for_rows(self.kernels, q).softmax_forward(scores, mask_of(length, window, q.device))
         p = p.view(-1, s.group * length, length)
         own = torch.bmm(p, vv)
         return self._unfolded(own, run), Kept(qq, kk, vv, p, own, None)
@@ -171,7 +171,7 @@ class Attention:
         d = self._folded(d_out, run)
         d_v = torch.bmm(own.p.transpose(1, 2), d)
         d_p = torch.bmm(d, own.v.transpose(1, 2))
-        d_scores = self.kernels.softmax_backward(own.p, d_p, d, own.out)
+        d_scores = for_rows(self.kernels, d_out).softmax_backward(own.p, d_p, d, own.out)
         both[:, : s.heads] = self._unfolded(torch.bmm(d_scores, own.k) * self.scale, run)
         d_k = torch.bmm(d_scores.transpose(1, 2), own.q)
         both[:, s.heads : s.heads + s.kv_heads] = self._un_kv(d_k, run)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gristmill_worker.fast.attention import Attention, Kept
 from gristmill_worker.fast.cache import FastCache
-from gristmill_worker.fast.kernels import Kernels
+from gristmill_worker.fast.kernels import Kernels, for_rows
 from gristmill_worker.fast.linear import Factors, Linear, Owed, Shared, Span
 from gristmill_worker.fast.owed import owed_bytes, owed_columns, pay
 from gristmill_worker.fast.rope import Rope
@@ -127,7 +127,8 @@ class Decoder:
             x = self._block(x, index, this, saved if index >= first else None)
             if tape is not None:
                 tape.append(saved)
-        out, scale = self.kernels.rms_forward(x, self.weights.final_norm, self.shape.eps)
+        k = for_rows(self.kernels, x)
+        out, scale = k.rms_forward(x, self.weights.final_norm, self.shape.eps)
         if tape is not None:
             tape.append((x, scale, this))
         return out
@@ -138,7 +139,7 @@ class Decoder:
 
     def _block(self, x: Tensor, index: int, this: Pass, saved: Saved | None) -> Tensor:
         block, at, selected = self.weights.blocks[index], 4 * index, this.selected
-        k = self.kernels
+        k = for_rows(self.kernels, x)
         normed, scale_1 = k.rms_forward(x, block.before_attention, self.shape.eps)
         qkv, low_1 = selected.forward(block.qkv, normed, at)
         q, key, value = self.split(qkv, block, this.turn, saved)
@@ -158,20 +159,20 @@ class Decoder:
         self, qkv: Tensor, block: Block, turn: tuple[Tensor, Tensor], saved: Saved | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(T, q + 2 kv) -> q (T, H, D), k and v (T, KV, D); q and k normed where they are, and turned."""
-        s = self.shape
+        s, kernels = self.shape, for_rows(self.kernels, qkv)
         heads = qkv.view(-1, s.heads + 2 * s.kv_heads, s.head_size)
         turned = heads[:, : s.heads + s.kv_heads]
         if block.q_norm is not None and block.k_norm is not None:
             if saved is not None:
                 saved.heads = heads
-            q, scale_q = self.kernels.rms_forward(heads[:, : s.heads], block.q_norm, s.eps)
-            k, scale_k = self.kernels.rms_forward(
+            q, scale_q = kernels.rms_forward(heads[:, : s.heads], block.q_norm, s.eps)
+            k, scale_k = kernels.rms_forward(
                 heads[:, s.heads : s.heads + s.kv_heads], block.k_norm, s.eps
             )
             turned = torch.cat([q, k], 1)
             if saved is not None:
                 saved.head_scales = (scale_q, scale_k)
-        turned = self.kernels.rope_forward(turned, *turn)
+        turned = kernels.rope_forward(turned, *turn)
         return turned[:, : s.heads], turned[:, s.heads :], heads[:, s.heads + s.kv_heads :]
 
     def _look_back(  # noqa: PLR0917
@@ -243,7 +244,7 @@ class Decoder:
     def backward(self, d_out: Tensor, tape: list[Any]) -> None:
         """Add to the selected adapter's gradient. Empties the tape, so that memory goes as it is used."""
         x, scale, this = tape.pop()
-        d = self.kernels.rms_backward(
+        d = for_rows(self.kernels, x).rms_backward(
             d_out, x, self.weights.final_norm, scale, torch.zeros_like(d_out)
         )
         owed = self._debts(this.selected, tape)
@@ -278,7 +279,7 @@ class Decoder:
         self, d: Tensor, index: int, this: Pass, saved: Saved, owed: tuple[list[Owed], ...] | None
     ) -> Tensor:
         block, at, selected = self.weights.blocks[index], 4 * index, this.selected
-        k, s = self.kernels, self.shape
+        k, s = for_rows(self.kernels, d), self.shape
         scale_1, scale_2 = saved.scales
 
         def back(layer: int, dy: Tensor) -> Tensor:
@@ -303,7 +304,7 @@ class Decoder:
         q, key = slice(0, s.heads), slice(s.heads, s.heads + s.kv_heads)
         for at, weight, scale in ((q, block.q_norm, scales[0]), (key, block.k_norm, scales[1])):
             part = both[:, at]
-            both[:, at] = self.kernels.rms_backward(
+            both[:, at] = for_rows(self.kernels, part).rms_backward(
                 part, heads[:, at], weight, scale, torch.zeros_like(part)
             )
 

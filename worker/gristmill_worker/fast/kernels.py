@@ -6,7 +6,8 @@ minute and more to compile and gains little over its matrix products.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -102,6 +103,24 @@ def _all(mode: str, wrap: Callable[[Any], Any]) -> Kernels:  # Any: functions of
 
 
 EAGER: Final = _all("eager", lambda function: function)
+
+FEW_ROWS: Final = 64
+"""Up to here torch's operators run on the calling thread; a compiled kernel wakes the others for microseconds."""
+
+
+def for_rows(kernels: Kernels, x: Tensor) -> Kernels:
+    """What suits a stream of these rows. It follows from their count, so that runs have the same bits."""
+    few = x.shape[0] <= FEW_ROWS and x.device.type == "cpu"
+    return _for_few(kernels) if few else kernels
+
+
+@cache
+def _for_few(kernels: Kernels) -> Kernels:
+    """Of all, the MLP's have the most steps, over the widest rows."""
+    return replace(
+        EAGER, mode=kernels.mode, swiglu_forward=kernels.swiglu_forward,
+        swiglu_backward=kernels.swiglu_backward,
+    )  # fmt: skip
 
 
 def compiled(dtype: torch.dtype, device: torch.device, inner: int) -> Kernels:
