@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
+from sqlalchemy.engine import make_url
 from starlette.exceptions import HTTPException
 
 from gristmill_contracts.errors import GristmillError, InvalidRequestError, NotFoundError
@@ -36,7 +37,19 @@ def make_app(ledger: Ledger) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         served: Ledger = app.state.ledger
-        await served.open()
+        try:
+            await served.open()
+        except Exception as error:
+            # The server ends on it, and would tell no more than where it was raised.
+            log.critical(
+                "ledger_not_opened",
+                extra={
+                    "database": make_url(served.settings.url).render_as_string(),
+                    "reason": str(error).partition("\n")[0],
+                    "remedy": "see that the database answers, and that it and its folder can be written",
+                },
+            )
+            raise
         try:
             yield
         finally:

@@ -1,5 +1,6 @@
 """The ledger as a real process: help, settings, health, restarts, kill -9, a clean stop."""
 
+import json
 import os
 import signal
 import subprocess
@@ -150,7 +151,12 @@ def test_a_database_that_cannot_be_opened_ends_the_start(tmp_path: Path) -> None
     (tmp_path / "ledger.sqlite3").write_bytes(b"this is not a database" * 100)
     done = run("gristmill_ledger", env=environment(tmp_path, PORT=str(free_port())))
     assert done.returncode == 3
-    assert "not a database" in done.stderr
+    told = next(
+        json.loads(line) for line in done.stderr.splitlines() if "ledger_not_opened" in line
+    )
+    assert "not a database" in told["reason"]
+    assert told["database"].endswith("ledger.sqlite3")
+    assert "can be written" in told["remedy"]
 
 
 def test_the_migration_is_a_command_of_its_own(tmp_path: Path) -> None:
