@@ -48,8 +48,8 @@ PRODUCER = {"producer": "p", "tenant": "acme", "session": "s-1", "epoch": 1, "at
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[LedgerClient]:
-    async with running_ledger(tmp_path) as client:
+async def client(migrated_url: str, tmp_path: Path) -> AsyncIterator[LedgerClient]:
+    async with running_ledger(tmp_path, database_url=migrated_url) as client:
         await client.register("p")
         await client.post("p", [make_event(1)])
         await client.ledger.follower.catch_up()  # Its rows would come between two dumps.
@@ -176,8 +176,10 @@ async def test_a_batch_with_a_wrong_crc_is_refused_and_the_right_one_is_taken(
     assert [row["train"] for row in stored_rows(client.ledger.database)] == [0, 5]
 
 
-async def test_an_unknown_model_is_kept_shown_and_alarmed_and_never_free(tmp_path: Path) -> None:
-    async with running_ledger(tmp_path, price_book="own") as client:
+async def test_an_unknown_model_is_kept_shown_and_alarmed_and_never_free(
+    migrated_url: str, tmp_path: Path
+) -> None:
+    async with running_ledger(tmp_path, database_url=migrated_url, price_book="own") as client:
         prices = [Price(model="tiny", token_type=kind, micros_per_mtok=2) for kind in TOKEN_TYPES]
         book = PriceBook(name="own", currency="USD", effective_from_us=0, prices=prices)
         await client.ask(Empty, "PUT", "/v1/price-books/own", book)

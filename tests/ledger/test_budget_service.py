@@ -46,8 +46,8 @@ KEY = bytes(range(32))
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[LedgerClient]:
-    async with running_ledger(tmp_path) as opened:
+async def client(migrated_url: str, tmp_path: Path) -> AsyncIterator[LedgerClient]:
+    async with running_ledger(tmp_path, database_url=migrated_url) as opened:
         await register(opened, "s-1")
         yield opened
 

@@ -22,10 +22,10 @@ async def fill(client: LedgerClient, rows: int = 5) -> None:
 
 
 async def test_pages_lead_to_each_other_and_the_last_one_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    migrated_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CHAIN_PAGE_ROWS", 2)
-    async with running_ledger(tmp_path) as client:
+    async with running_ledger(tmp_path, database_url=migrated_url) as client:
         await fill(client)
         auditor = Auditor()
         after: str | None = "0"
@@ -59,8 +59,8 @@ async def test_a_head_is_signed_on_demand_and_again_only_once_it_moved(tmp_path:
 
 
 @pytest.mark.parametrize("path", ["export/acme?after=x", "export/acme?after=6", "export/acme?after=-1", "export/acme?more=1", "heads/acme?after=1.5", "export?after=1", "lengths?after=1"])  # fmt: skip
-async def test_bad_questions_are_refused(tmp_path: Path, path: str) -> None:
-    async with running_ledger(tmp_path) as client:
+async def test_bad_questions_are_refused(migrated_url: str, tmp_path: Path, path: str) -> None:
+    async with running_ledger(tmp_path, database_url=migrated_url) as client:
         await fill(client)
         status, body = await client.call("GET", f"/v1/chain/{path}")
         assert (status, msgspec.msgpack.decode(body)["code"]) == (400, "invalid_request")
@@ -72,8 +72,8 @@ async def test_a_tenant_without_rows_has_no_head_to_sign(tmp_path: Path) -> None
             await client.ask(SignedNote, "POST", "/v1/chain/heads/nobody")
 
 
-async def test_a_ledger_without_a_key_says_so(tmp_path: Path) -> None:
-    async with running_ledger(tmp_path) as client:
+async def test_a_ledger_without_a_key_says_so(migrated_url: str, tmp_path: Path) -> None:
+    async with running_ledger(tmp_path, database_url=migrated_url) as client:
         await fill(client)
         client.ledger.keeper.key = None
         with pytest.raises(UnavailableError, match="chain_key_file"):

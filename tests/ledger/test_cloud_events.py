@@ -41,8 +41,8 @@ Fields = dict[str, Any]
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[LedgerClient]:
-    async with running_ledger(tmp_path) as client:
+async def client(migrated_url: str, tmp_path: Path) -> AsyncIterator[LedgerClient]:
+    async with running_ledger(tmp_path, database_url=migrated_url) as client:
         await client.register("s-1")
         yield client
 

@@ -25,9 +25,10 @@ class Cursor(msgspec.Struct):
 
 
 async def test_its_usage_checkpoints_and_heartbeats_are_taken_and_it_reads_the_answers(
+    migrated_url: str,
     tmp_path: Path,
 ) -> None:
-    async with running_ledger(tmp_path) as client:
+    async with running_ledger(tmp_path, database_url=migrated_url) as client:
         for _ in range(2):
             for path, name in ORDER:
                 status, body = await client.call("POST", path, MESSAGES[name])
