@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from gristmill_testing.simulation.mutations import MUTATIONS
 from gristmill_testing.simulation.run import run_apart, seeds_of
 
 SEED = 7
@@ -16,6 +17,15 @@ def test_a_seed_does_the_same_again_to_the_last_event() -> None:
     first, again, another = run_apart((SEED, SEED, SEED + 1))
     assert first == again
     assert first.trace != another.trace
+
+
+def test_a_run_that_breaks_off_leaves_the_next_one_as_it_would_be() -> None:
+    """Leases that run out after seconds are of that run alone."""
+    torn = next(each for each in MUTATIONS if each.name == "a torn tail stays in the log")
+    (before,) = run_apart((SEED,))
+    (broken,) = run_apart((torn.seed,), torn.name)
+    assert broken.violations
+    assert [before] == list(run_apart((SEED,)))
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "1"])

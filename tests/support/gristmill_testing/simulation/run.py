@@ -15,6 +15,7 @@ from functools import cache, partial
 from unittest.mock import patch
 
 from gristmill_meter import meter as meter_module
+from gristmill_testing.simulation.books import short_leases
 from gristmill_testing.simulation.loop import BrokenOffError, SimLoop, StuckError, running
 from gristmill_testing.simulation.mutations import MUTATIONS, plant
 from gristmill_testing.simulation.pods import SimFolder
@@ -82,7 +83,9 @@ def _run_world(seed: int, loop: SimLoop, trace: Trace) -> list[str]:
     """What was broken. Nothing of the world is left when it returns, but what the loop keeps."""
     world = World(seed, loop, trace)
     try:
-        loop.run_until_complete(world.run())
+        # Here and not in the coroutine: a run that breaks off never comes to its end.
+        with short_leases(world.plan.lease_s):
+            loop.run_until_complete(world.run())
     except BrokenOffError:
         pass
     except StuckError as error:

@@ -16,7 +16,7 @@ from gristmill_contracts.usage import Counts
 from gristmill_meter.settings import MeterSettings
 from gristmill_testing.fake_worker import Weights
 from gristmill_testing.simulation.audit import Audit
-from gristmill_testing.simulation.books import Books, short_leases
+from gristmill_testing.simulation.books import Books
 from gristmill_testing.simulation.client import Client
 from gristmill_testing.simulation.doors import Gateway, SimStore
 from gristmill_testing.simulation.keeper import Keeper
@@ -136,10 +136,6 @@ class World:
     # --- the run ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        with short_leases(self.plan.lease_s):
-            await self._run()
-
-    async def _run(self) -> None:
         SimFolder.assigned.clear()
         self.note("plan", self.plan)
         self._make_sessions()
