@@ -9,6 +9,7 @@ import pytest
 
 from gristmill_ledger.database import Database, open_engine
 from gristmill_ledger.migrate import migrate
+from gristmill_testing.ledger_file import migrated_sqlite
 from gristmill_testing.postgres import (
     PostgresMissingError,
     create_database,
@@ -33,7 +34,7 @@ def postgres_url() -> Iterator[str]:
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated SQLite file to copy."""
     path = tmp_path_factory.mktemp("template") / "ledger.sqlite3"
-    _migrate(f"sqlite:///{path}")
+    path.write_bytes(migrated_sqlite())
     return path
 
 

@@ -3,11 +3,9 @@
 import asyncio
 import io
 import socket
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,10 +30,9 @@ from gristmill_contracts.ids import OpId, SessionUid, TenantName, UsageKind, eve
 from gristmill_contracts.secrets import Service, producer_secret, service_secret
 from gristmill_contracts.usage import Counts, UsageEvent
 from gristmill_ledger.app import make_app
-from gristmill_ledger.database import open_engine
 from gristmill_ledger.ledger import Ledger
-from gristmill_ledger.migrate import migrate
 from gristmill_ledger.settings import LedgerSettings
+from gristmill_testing.ledger_file import migrated_sqlite
 from gristmill_testing.prompt_server import PromptServer
 
 Message = TypeVar("Message")
@@ -132,17 +129,6 @@ class LedgerClient:
         return await self.ask(ProducerCursor, "POST", "/v1/usage/batches", batch)
 
 
-@cache
-def _migrated() -> bytes:
-    """A new ledger's SQLite file: its steps take longer than many a test."""
-    with tempfile.TemporaryDirectory(prefix="gm-ledger-") as folder:
-        path = Path(folder) / "ledger.sqlite3"
-        engine = open_engine(f"sqlite:///{path}", busy_timeout_s=30, connections=1)
-        migrate(engine)
-        engine.dispose()
-        return path.read_bytes()
-
-
 @asynccontextmanager
 async def running_ledger(
     data_dir: Path, *, listen_port: int = 0, **settings: Any
@@ -152,7 +138,7 @@ async def running_ledger(
     store = data_dir / "ledger.sqlite3"
     if ledger.settings.url == f"sqlite:///{store}" and not store.exists():
         data_dir.mkdir(parents=True, exist_ok=True)
-        store.write_bytes(_migrated())
+        store.write_bytes(migrated_sqlite())
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", listen_port))

@@ -22,10 +22,9 @@ from gristmill_contracts.http import ProducerCursor, Submitted, UsageBatch
 from gristmill_ledger import ledger as ledger_module
 from gristmill_ledger.app import make_app
 from gristmill_ledger.budgets import holds, leases
-from gristmill_ledger.database import open_engine
 from gristmill_ledger.ledger import Ledger
-from gristmill_ledger.migrate import migrate
 from gristmill_ledger.settings import LedgerSettings
+from gristmill_testing.ledger_file import migrated_sqlite
 from gristmill_testing.simulation.loop import NOBODY, Killed, Process, SimLoop
 from gristmill_testing.simulation.network import SimNetwork
 from gristmill_testing.simulation.traps import BATCH, INBOX_ACK, PRODUCER
@@ -40,9 +39,7 @@ def _template() -> bytes:
     """A migrated database with prices, as the bytes of its file."""
     with tempfile.TemporaryDirectory(prefix="sim") as folder:
         path = Path(folder) / "ledger.sqlite3"
-        engine = open_engine(f"sqlite:///{path}", busy_timeout_s=1.0, connections=1)
-        migrate(engine)
-        engine.dispose()
+        path.write_bytes(migrated_sqlite())
         connection = sqlite3.connect(path)
         connection.execute("PRAGMA journal_mode=DELETE")
         content = bytearray(connection.serialize())
