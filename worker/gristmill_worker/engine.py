@@ -244,9 +244,8 @@ class Engine:
 def _sampling_turn(runner: Runner) -> None:
     try:
         runner.sampler.turn()
-    except (
-        Exception
-    ) as error:  # not of a group, which the sampler sees to: nobody knows what still holds
+    except Exception as error:
+        # Not of a group, which the sampler sees to: nobody knows what still holds.
         log.exception("sampling_lost")
         runner.sampler.drop(None, translated(error))
 

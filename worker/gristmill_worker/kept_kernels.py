@@ -60,11 +60,11 @@ def _prepared(root: Path) -> Path:
     """The folder of this machine, new or ours. Raises OSError where others may have written."""
     info = Path("/proc/cpuinfo")
     name = kind(info.read_text(encoding="utf-8") if info.exists() else "", version("torch"))
-    _make_private(root)
+    make_private(root)
     folder = root / name
     if folder.is_dir() and _size(folder) > BYTES_MAX:
         shutil.rmtree(folder)
-    _make_private(folder)
+    make_private(folder)
     os.utime(folder)
     others = [each for each in root.iterdir() if each.name != name and each.is_dir()]
     others.sort(key=lambda each: each.stat().st_mtime, reverse=True)
@@ -73,7 +73,8 @@ def _prepared(root: Path) -> Path:
     return folder
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
+    """New or ours. Raises OSError where others may have written: what lies there is run as code."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     seen = folder.lstat()
     # The group may: a volume's files are given to the pod's group whenever it is mounted.

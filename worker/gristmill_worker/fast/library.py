@@ -13,6 +13,8 @@ from typing import Final
 
 import torch
 
+from gristmill_worker.kept_kernels import FOLDER_VARIABLE, make_private
+
 log = logging.getLogger(__name__)
 
 SOURCE: Final = Path(__file__).with_name("step.cpp")
@@ -41,12 +43,9 @@ def step_library() -> ctypes.CDLL | None:
 
 def _folder() -> Path:
     """Where torch keeps what it compiles, if that is set. Raises OSError where others may write."""
-    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    given = os.environ.get(FOLDER_VARIABLE)
     folder = Path(given or Path(tempfile.gettempdir()) / f"gristmill-{os.getuid()}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    seen = folder.stat()
-    if seen.st_uid != os.getuid() or seen.st_mode & 0o002:
-        raise PermissionError(f"{folder} can be written by others; nothing is loaded from it")
+    make_private(folder)
     return folder
 
 
