@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from gristmill_contracts.http import Problem
+from gristmill_cli.local.ledger_client import problem_of
 
 CHARS_MAX: Final = 200
 
@@ -15,8 +15,7 @@ def health_of(status: int, body: bytes) -> str:
     if status == HTTPStatus.OK:
         return "ready"
     try:
-        decode = msgspec.json.decode if body.startswith(b"{") else msgspec.msgpack.decode
-        text = decode(body, type=Problem).message
+        text = problem_of(body).message
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = body.decode(errors="replace")
     return " ".join(text.split())[:CHARS_MAX] or f"status {status}"

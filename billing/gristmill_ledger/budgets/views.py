@@ -3,9 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-import msgspec
 from sqlalchemy import Connection, Row, bindparam, select
 
 from gristmill_contracts.budgets import (
@@ -19,7 +18,7 @@ from gristmill_contracts.ids import SessionUid, TenantName
 from gristmill_ledger.budgets import figures
 from gristmill_ledger.budgets.decide import Figures
 from gristmill_ledger.budgets.figures import read_thresholds
-from gristmill_ledger.budgets.names import find_unheard_of
+from gristmill_ledger.budgets.names import UnheardOf, find_unheard_of
 from gristmill_ledger.budgets.periods import FOR_EVER_US
 from gristmill_ledger.registry import require_found
 from gristmill_ledger.schema import budgets as tables
@@ -138,12 +137,14 @@ def _views(connection: Connection, rows: Sequence[AnyRow], now_us: int) -> list[
     views = []
     for row in rows:
         now = running[row.id]
-        view = _view(row, now, passed[row.id, now.start_us, now.limit])
-        views.append(msgspec.structs.replace(view, unheard_of=unheard_of.get(row.id, "")))
+        told = passed[row.id, now.start_us, now.limit]
+        views.append(_view(row, now, told, unheard_of.get(row.id, "")))
     return views
 
 
-def _view(row: AnyRow, now: Figures, passed: list[int]) -> BudgetView:
+def _view(
+    row: AnyRow, now: Figures, passed: list[int], unheard_of: UnheardOf | Literal[""]
+) -> BudgetView:
     return BudgetView(
         id=row.id,
         tenant=TenantName(row.tenant),
@@ -170,4 +171,5 @@ def _view(row: AnyRow, now: Figures, passed: list[int]) -> BudgetView:
             available=max(0, now.left),
             thresholds_passed=tuple(passed),
         ),
+        unheard_of=unheard_of,
     )

@@ -94,11 +94,17 @@ class LedgerClient:
             ) from error
 
 
+def problem_of(body: bytes) -> Problem:
+    """JSON or msgpack. Raises msgspec.DecodeError."""
+    decode = msgspec.json.decode if body.startswith(b"{") else msgspec.msgpack.decode
+    problem: Problem = decode(body, type=Problem)
+    return problem
+
+
 def reported(status: int, body: bytes) -> GristmillError:
     """The error of a `Problem` body."""
     try:
-        decode = msgspec.json.decode if body.startswith(b"{") else msgspec.msgpack.decode
-        problem: Problem = decode(body, type=Problem)
+        problem = problem_of(body)
     except msgspec.DecodeError:
         return UnavailableError(f"status {status} without a problem in it")
     if status >= 500:
